@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engines of this build. Nothing else in the core knows one by name. */
+#include "engine.h"
+
+#include <string.h>
+#include <time.h>
+
+/* In the order of kvt_engine_info(). */
+static const struct kvti_engine_ops *const engines[] = {
+    &kvti_engine_local,
+    &kvti_engine_fault,
+};
+
+#define ENGINE_COUNT (sizeof(engines) / sizeof(engines[0]))
+
+const struct kvti_engine_ops *kvti_engine_at(size_t index)
+{
+    return index < ENGINE_COUNT ? engines[index] : NULL;
+}
+
+static void list_names(char *text, size_t size)
+{
+    size_t used = 0;
+
+    text[0] = '\0';
+    for (size_t i = 0; i < ENGINE_COUNT && used < size; i++) {
+        kvti_format(text + used, size - used, "%s%s", i > 0 ? ", " : "",
+                    engines[i]->name);
+        used += strlen(text + used);
+    }
+}
+
+const struct kvti_engine_ops *kvti_engine_find(const char *spec,
+                                               const char **ret_rest,
+                                               struct kvt_error *err)
+{
+    size_t length = strcspn(spec, ":");
+    char known[128];
+
+    for (size_t i = 0; i < ENGINE_COUNT; i++) {
+        const char *name = engines[i]->name;
+
+        if (strlen(name) == length && memcmp(name, spec, length) == 0) {
+            *ret_rest = spec + length + (spec[length] == ':' ? 1 : 0);
+            return engines[i];
+        }
+    }
+    list_names(known, sizeof(known));
+    (void)kvti_fail(err, KVT_EUNSUPPORTED,
+                    "There is no engine \"%.*s\" in this build; it has: %s.",
+                    (int)(length < 64 ? length : 64), spec, known);
+    return NULL;
+}
+
+uint64_t kvti_now_ns(void)
+{
+    struct timespec now;
+    int rc = clock_gettime(CLOCK_MONOTONIC, &now);
+
+    kvti_assert(rc == 0);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
