@@ -26,6 +26,7 @@ static const char *const side_names[] = {"local", "peer"};
 
 /* ------------------------------------------------------------------ indices */
 
+/* NOLINTBEGIN(bugprone-macro-parentheses): a type cannot have any. */
 /*
  * Copies `count` indices into every second slot and returns the largest.
  * Negative ones become huge, and so are found by the same comparison; that is
