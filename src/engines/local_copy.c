@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The copy threads.
+ *
+ * A chunk is moved inside the target's gate, between two looks at who the
+ * target is. When it is reported, the system calls have returned and the
+ * stores are made, whatever came of them: every report is final for both
+ * sides.
+ *
+ * What the peer took back is found out here as well: the gate's epoch is
+ * cached with the connection's spans, and when it has moved they are made anew
+ * from the entries' generations. A worker that holds the gate at epoch e sees
+ * everything that was shut before e.
+ */
+#include "local.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+void kvti_local_verdict(struct kvti_outcome *ret, uint32_t state, int code,
+                        int os_errno, const char *format, ...)
+{
+    va_list args;
+
+    ret->state = state;
+    ret->fin = KVTI_FIN_BOTH;
+    ret->code = code;
+    ret->engine_code = os_errno;
+    va_start(args, format);
+    (void)vsnprintf(ret->text, sizeof(ret->text), format, args);
+    va_end(args);
+}
+
+/* --------------------------------------------------------- what may be moved */
+
+static bool is_open(const struct kvti_mem *mem, void *ctx)
+{
+    struct kvti_gate_page *gate = ctx;
+
+    return mem->kind == KVT_DRAM && mem->gate_gen != 0 &&
+           mem->gate_slot < KVTI_GATE_ENTRIES &&
+           atomic_load(&gate->entries[mem->gate_slot]) == mem->gate_gen;
+}
+
+/* Spans never go back to an older epoch: another worker may hold a newer one,
+ * and then ours is about to be drained. */
+static void refresh_spans(struct kvti_local_conn *conn, uint64_t epoch)
+{
+    pthread_rwlock_wrlock(&conn->lock);
+    if (conn->epoch < epoch) {
+        kvti_regions_update(&conn->regions, is_open, conn->target->gate);
+        conn->epoch = epoch;
+    }
+    pthread_rwlock_unlock(&conn->lock);
+}
+
+/* Whether the peer shut something of what the piece covers. */
+static bool is_stale(const struct kvti_local_conn *conn,
+                     const struct kvti_copy *copy)
+{
+    for (size_t i = 0; i < conn->regions.count; i++) {
+        const struct kvti_mem *mem = &conn->regions.mems[i];
+        bool touches = mem->addr <= copy->peer
+                           ? copy->peer - mem->addr < mem->length
+                           : mem->addr - copy->peer < copy->length;
+
+        if (touches && mem->kind == KVT_DRAM &&
+            !is_open(mem, conn->target->gate)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool check_spans(struct kvti_local_conn *conn,
+                        const struct kvti_chunk *chunk,
+                        const struct kvti_copy **ret_bad, bool *ret_stale)
+{
+    bool good = true;
+
+    for (uint32_t i = 0; good && i < chunk->count; i++) {
+        const struct kvti_copy *copy = &chunk->copies[i];
+
+        if (copy->length != 0 &&
+            !kvti_regions_cover(&conn->regions, copy->peer, copy->length,
+                                KVT_DRAM, 0)) {
+            *ret_bad = copy;
+            *ret_stale = is_stale(conn, copy);
+            good = false;
+        }
+    }
+    return good;
+}
+
+static bool check_chunk(struct kvti_local_conn *conn,
+                        const struct kvti_chunk *chunk, uint64_t epoch,
+                        struct kvti_outcome *ret)
+{
+    const struct kvti_copy *bad = NULL;
+    bool stale = false;
+    bool current;
+
+    if (chunk->local_kind != KVT_DRAM || chunk->peer_kind != KVT_DRAM) {
+        kvti_local_verdict(ret, KVT_REJECTED, KVT_EUNSUPPORTED, 0,
+                           "the local engine cannot move VRAM: use nixl");
+        return false;
+    }
+    pthread_rwlock_rdlock(&conn->lock);
+    current = conn->epoch >= epoch;
+    if (!current) {
+        pthread_rwlock_unlock(&conn->lock);
+        refresh_spans(conn, epoch);
+        pthread_rwlock_rdlock(&conn->lock);
+    }
+    current = check_spans(conn, chunk, &bad, &stale);
+    pthread_rwlock_unlock(&conn->lock);
+    if (!current && stale) {
+        kvti_local_verdict(ret, KVT_REJECTED, KVT_ESTALE, 0,
+                           "the peer took back the memory at 0x%llx: import "
+                           "its metadata again",
+                           (unsigned long long)bad->peer);
+    } else if (!current) {
+        kvti_local_verdict(ret, KVT_REJECTED, KVT_ERANGE, 0,
+                           "%llu bytes at 0x%llx are not in the peer's "
+                           "registered memory",
+                           (unsigned long long)bad->length,
+                           (unsigned long long)bad->peer);
+    }
+    return current;
+}
+
+/* ------------------------------------------------------------------- chunks */
+
+/* KVT_EPERM is a failure of the request; the peer may well be there. */
+static void refuse(struct kvti_outcome *ret, const struct kvt_error *err)
+{
+    uint32_t state = err->code == KVT_EDISCONNECTED ? KVT_DISCONNECTED
+                                                    : KVT_FAILED;
+
+    kvti_local_verdict(ret, state, err->code, err->os_errno, "%s", err->text);
+}
+
+static void run_chunk(struct kvti_local_conn *conn,
+                      const struct kvti_chunk *chunk, struct kvti_outcome *ret)
+{
+    struct kvti_local_target *target = conn->target;
+    struct kvt_error err = {.code = KVT_OK};
+    uint64_t epoch = 0;
+
+    if (!kvti_gate_enter(target->gate, target->gate_slot, &epoch)) {
+        kvti_local_verdict(ret, KVT_DISCONNECTED, KVT_EDISCONNECTED, 0,
+                           "the transport in process %d is closed",
+                           target->proc->pid);
+        return;
+    }
+    if (kvti_ident_check(target, &err) != KVT_OK) {
+        refuse(ret, &err);
+    } else if (check_chunk(conn, chunk, epoch, ret)) {
+        kvti_local_verdict(ret, KVT_DONE, KVT_OK, 0, "%s", "");
+        kvti_local_move(conn, chunk, ret);
+        /* Whose memory was it? A peer that went away in between explains a
+         * fault better than the address does. */
+        if (kvti_ident_check(target, &err) != KVT_OK) {
+            refuse(ret, &err);
+        }
+    }
+    kvti_gate_leave(target->gate, target->gate_slot, epoch);
+}
+
+void *kvti_local_worker(void *arg)
+{
+    struct kvti_local_worker *worker = arg;
+    struct kvti_local *engine = worker->engine;
+    const struct kvti_env *env = engine->env;
+
+    pthread_mutex_lock(&engine->mu);
+    while (!engine->stop) {
+        struct kvti_list *node = kvti_list_take(&engine->chunks);
+        struct kvti_chunk *chunk;
+        struct kvti_local_conn *conn;
+        struct kvti_outcome outcome;
+
+        if (node == NULL) {
+            engine->idle++;
+            pthread_cond_wait(&engine->work, &engine->mu);
+            engine->idle--;
+            continue;
+        }
+        engine->chunk_count--;
+        pthread_mutex_unlock(&engine->mu);
+        chunk = kvti_container(node, struct kvti_chunk, node);
+        conn = chunk->conn;
+        atomic_store(&worker->heartbeat.busy_since_ns, kvti_now_ns());
+        run_chunk(conn, chunk, &outcome);
+        atomic_store(&worker->heartbeat.busy_since_ns, 0);
+        if (kvti_local_report_begin(engine)) {
+            env->report_chunk(env->ctx, chunk, &outcome);
+            kvti_local_report_end(engine);
+        }
+        kvti_local_conn_release(conn);
+        pthread_mutex_lock(&engine->mu);
+    }
+    kvti_local_thread_end_locked(engine);
+    pthread_mutex_unlock(&engine->mu);
+    return NULL;
+}

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Our registered memory: a place in the gate for each region, and the set that
+ * says which of our own bytes memcpy may touch. On the control thread.
+ *
+ * A drop shuts its entries at once and is done when the writers that may have
+ * seen them open are out; turn() looks once a millisecond. An entry is given
+ * to another region only then. Drops are handled one after another, because a
+ * gate has one drain at a time.
+ */
+#include "local.h"
+
+static int add_mem(struct kvti_local *engine, struct kvti_mem *mem)
+{
+    int code = kvti_gate_entry_open(&engine->gate, &mem->gate_slot,
+                                    &mem->gate_gen);
+
+    if (code == KVT_OK) {
+        mem->cookie = engine;
+        kvti_regions_add(&engine->mems, mem);
+    }
+    return code;
+}
+
+/* Taken out one by one, a large drop would move the whole set for each of its
+ * regions: they are marked first, then the others close up. */
+static void forget_mems(struct kvti_local *engine, struct kvti_mem **mems,
+                        size_t count)
+{
+    struct kvti_regions *set = &engine->mems;
+    size_t kept = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        const struct kvti_mem *mem = mems[i];
+        struct kvti_mem *own = kvti_regions_find(set, mem->addr, mem->length,
+                                                 mem->kind, mem->device);
+
+        kvti_gate_entry_free(&engine->gate, mem->gate_slot);
+        if (own != NULL) {
+            own->cookie = NULL;
+        }
+    }
+    for (size_t i = 0; i < set->count; i++) {
+        if (set->mems[i].cookie != NULL) {
+            set->mems[kept] = set->mems[i];
+            kept++;
+        }
+    }
+    set->count = kept;
+    kvti_regions_update(set, NULL, NULL);
+}
+
+static int check_kinds(const struct kvti_job *job, struct kvt_error *err)
+{
+    for (size_t i = 0; i < job->mem_count; i++) {
+        if (job->mems[i]->kind != KVT_DRAM) {
+            return kvti_fail(err, KVT_EUNSUPPORTED,
+                             "the engine local cannot move VRAM (region at "
+                             "0x%llx): open the transport with nixl",
+                             (unsigned long long)job->mems[i]->addr);
+        }
+    }
+    return KVT_OK;
+}
+
+int kvti_local_mem_add(struct kvti_local *engine, struct kvti_job *job,
+                       struct kvt_error *err)
+{
+    size_t added = 0;
+    int code = check_kinds(job, err);
+
+    if (code != KVT_OK) {
+        return code;
+    }
+    pthread_rwlock_wrlock(&engine->mem_lock);
+    code = kvti_regions_reserve(&engine->mems, job->mem_count);
+    if (code != KVT_OK) {
+        kvti_fail(err, code, "no memory for %zu regions", job->mem_count);
+    }
+    while (code == KVT_OK && added < job->mem_count) {
+        code = add_mem(engine, job->mems[added]);
+        added += code == KVT_OK;
+    }
+    if (code == KVT_EAGAIN) {
+        kvti_fail(err, code,
+                  "the engine local holds %u regions at most: register fewer, "
+                  "larger ones",
+                  KVTI_GATE_ENTRIES);
+    }
+    if (code == KVT_OK) {
+        kvti_regions_update(&engine->mems, NULL, NULL);
+    } else {
+        forget_mems(engine, job->mems, added);
+    }
+    pthread_rwlock_unlock(&engine->mem_lock);
+    return code;
+}
+
+void kvti_local_mem_drop(struct kvti_local *engine, struct kvti_job *job)
+{
+    for (size_t i = 0; i < job->mem_count; i++) {
+        kvti_gate_entry_shut(&engine->gate, job->mems[i]->gate_slot);
+    }
+    kvti_local_job_priv(job)->flipped = false;
+    kvti_list_append(&engine->drops, &job->node);
+}
+
+static void finish_drop(struct kvti_local *engine, struct kvti_job *job)
+{
+    pthread_rwlock_wrlock(&engine->mem_lock);
+    forget_mems(engine, job->mems, job->mem_count);
+    pthread_rwlock_unlock(&engine->mem_lock);
+    kvti_list_remove(&job->node);
+    engine->env->report_job(engine->env->ctx, job, KVT_OK, NULL);
+}
+
+/* Goes on with the drops, oldest first; returns when to look again. A drain
+ * that outlived its job is finished before the next one begins. */
+uint64_t kvti_local_mem_turn(struct kvti_local *engine, uint64_t now_ns)
+{
+    const struct kvti_env *env = engine->env;
+
+    while (!kvti_list_empty(&engine->drops)) {
+        struct kvti_job *job = kvti_container(engine->drops.next,
+                                              struct kvti_job, node);
+        int32_t pid = 0;
+
+        if (kvti_gate_drained(&engine->gate, &pid)) {
+            if (kvti_local_job_priv(job)->flipped) {
+                finish_drop(engine, job);
+            } else {
+                kvti_gate_flip(&engine->gate);
+                kvti_local_job_priv(job)->flipped = true;
+            }
+        } else if (now_ns >= job->deadline_ns) {
+            struct kvt_error err;
+
+            kvti_list_remove(&job->node);
+            kvti_fail(&err, KVT_EBUSY,
+                      "process %d does not move on with a write into this "
+                      "memory: new writes are shut out, ask again or end that "
+                      "process",
+                      (int)pid);
+            env->report_job(env->ctx, job, KVT_EBUSY, &err);
+        } else {
+            return now_ns + KVTI_STEP_NS;
+        }
+    }
+    return KVTI_NEVER_NS;
+}
