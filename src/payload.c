@@ -54,6 +54,7 @@ DEFINE_CONVERT(convert_u32_to_64, uint32_t, uint64_t)
 DEFINE_CONVERT(convert_i32_to_64, int32_t, uint64_t)
 DEFINE_CONVERT(convert_u64_to_64, uint64_t, uint64_t)
 DEFINE_CONVERT(convert_i64_to_64, int64_t, uint64_t)
+/* NOLINTEND(bugprone-macro-parentheses) */
 
 static uint64_t convert32(const struct kvt_indices *indices, size_t first,
                           size_t count, uint32_t *to)

@@ -15,9 +15,9 @@
 #include "diag.h"
 
 /*
- * What one fallocate() asks for. A signal undoes the whole call, so under a
- * profiler's timer a large one would never get through; 2 MiB take less than
- * a millisecond.
+ * What one fallocate() asks for. On older kernels a signal undoes the whole
+ * call, so under a profiler's timer a large one would never get through; 2 MiB
+ * take less than a millisecond.
  */
 #define ALLOCATE_BYTES ((uint64_t)2 * 1024 * 1024)
 
