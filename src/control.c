@@ -134,9 +134,14 @@ static void add_heartbeat(void *ctx, struct kvti_heartbeat *heartbeat)
     kvti_list_append(&t->heartbeats, &heartbeat->node);
 }
 
+/* Kept until the next turn: the control thread may be awake now, past the
+ * engine's timers, or be the one that calls. */
 static void wake(void *ctx)
 {
-    kvti_wake(ctx);
+    struct kvt_transport *t = ctx;
+
+    atomic_store(&t->engine_turn, true);
+    kvti_wake(t);
 }
 
 /* ------------------------------------------------------------------- turns */
@@ -224,7 +229,7 @@ static void take_calls(struct kvt_transport *t)
 
 static bool take_chunk(struct kvt_transport *t)
 {
-    struct kvti_chunk *chunk;
+    struct kvti_chunk *chunk = NULL;
     struct kvti_outcome outcome;
     struct kvti_list *node;
 
@@ -235,7 +240,7 @@ static bool take_chunk(struct kvt_transport *t)
         outcome = chunk->outcome;
     }
     unlock_events(t);
-    if (node == NULL) {
+    if (chunk == NULL) {
         return false;
     }
     kvti_ctl_chunk(t, chunk, &outcome);
@@ -260,11 +265,11 @@ static bool take_job(struct kvt_transport *t)
 
 static bool take_link_event(struct kvt_transport *t)
 {
-    struct kvti_link *link;
+    struct kvti_link *link = NULL;
     struct kvti_list *node;
     struct kvt_error err;
-    bool down;
-    bool dead;
+    bool down = false;
+    bool dead = false;
 
     lock_events(t);
     node = kvti_list_take(&t->ev_links);
@@ -275,7 +280,7 @@ static bool take_link_event(struct kvt_transport *t)
         err = link->event_err;
     }
     unlock_events(t);
-    if (node == NULL) {
+    if (link == NULL) {
         return false;
     }
     kvti_ctl_link_event(t, link, down, dead, &err);
@@ -324,7 +329,8 @@ static bool idle(struct kvt_transport *t)
 
     kvti_lock(t);
     empty = kvti_list_empty(&t->calls) && kvti_list_empty(&t->submitted) &&
-            kvti_list_empty(&t->attention) && !t->notes_wanted;
+            kvti_list_empty(&t->attention) && !t->notes_wanted &&
+            !atomic_load(&t->engine_turn);
     kvti_unlock(t);
     lock_events(t);
     empty = empty && kvti_list_empty(&t->ev_chunks) &&
@@ -386,6 +392,7 @@ static void turn(struct kvt_transport *t)
     kvti_ctl_steps(t);
     now = kvti_now_ns();
     kvti_ctl_deadlines(t, now);
+    atomic_store(&t->engine_turn, false);
     next = t->ops->turn == NULL ? KVTI_NEVER : t->ops->turn(t->engine, now);
     next = sooner(next, check_stalls(t, now));
     if (t->close_step != KVTI_CLOSE_NOT) {

@@ -220,7 +220,8 @@ struct kvt_transport {
     int user_fd;
     struct kvti_watch wake_watch;
 
-    atomic_bool sleeping;            /* the control thread may need waking */
+    atomic_bool sleeping;    /* the control thread may need waking */
+    atomic_bool engine_turn; /* the engine asked for a call of ops->turn */
     _Atomic uint64_t finished_count; /* written under mu: poll's fast path */
 
     pthread_mutex_t mu;

@@ -43,7 +43,7 @@ const char *kvt_version(void)
         KVT_VERSION_MINOR) "." QUOTE_VALUE(KVT_VERSION_PATCH);
 }
 
-int kvti_fail(struct kvt_error *err, int code, const char *format, ...)
+int(kvti_fail)(struct kvt_error *err, int code, const char *format, ...)
 {
     va_list args;
 
@@ -58,8 +58,8 @@ int kvti_fail(struct kvt_error *err, int code, const char *format, ...)
     return code;
 }
 
-int kvti_fail_errno(struct kvt_error *err, int code, int os_errno,
-                    const char *format, ...)
+int(kvti_fail_errno)(struct kvt_error *err, int code, int os_errno,
+                     const char *format, ...)
 {
     char buffer[128];
     const char *words;

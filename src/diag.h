@@ -25,6 +25,18 @@ int kvti_fail(struct kvt_error *err, int code, const char *format, ...)
 int kvti_fail_errno(struct kvt_error *err, int code, int os_errno,
                     const char *format, ...) KVTI_PRINTF(4, 5);
 
+/* A failing path returns the code it names: said so that the compiler and the
+ * static analyzer know it too. */
+static inline int kvti_failed(int same, int code)
+{
+    (void)same;
+    return code;
+}
+#define kvti_fail(err, code, ...)                                              \
+    kvti_failed((kvti_fail)((err), (code), __VA_ARGS__), (code))
+#define kvti_fail_errno(err, code, ...)                                        \
+    kvti_failed((kvti_fail_errno)((err), (code), __VA_ARGS__), (code))
+
 /* snprintf that ignores truncation on purpose. */
 void kvti_format(char *text, size_t size, const char *format, ...)
     KVTI_PRINTF(3, 4);

@@ -18,6 +18,10 @@
  *    final or counted as lost. NOTIFY and CONNECT jobs of it that are still
  *    open are reported (KVT_EDISCONNECTED) before the UNLOAD is.
  *  - Memory dropped while a chunk of ours uses it: the core never asks that.
+ *  - `node`, `wrapper`, `conn` and `link` of a chunk or job are the engine's
+ *    to change while it holds it: an engine around another one puts its own
+ *    there. Before a chunk is reported with both FIN bits, and a job at all,
+ *    `conn` and `link` are what the core gave (but for a LOAD's `conn`).
  *  - Reports about a connection (down, dead) may come at any time between the
  *    LOAD's report and the UNLOAD's, more than once.
  */

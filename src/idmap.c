@@ -97,7 +97,8 @@ int kvti_names_reserve(struct kvti_names *names)
     }
     bigger.bucket_count = names->bucket_count == 0 ? 16
                                                    : names->bucket_count * 2;
-    bigger.buckets = calloc(bigger.bucket_count, sizeof *bigger.buckets);
+    bigger.buckets = calloc(bigger.bucket_count,
+                            sizeof(struct kvti_name *)); /* NOLINT */
     if (bigger.buckets == NULL) {
         return KVT_ENOMEM;
     }

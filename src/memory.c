@@ -135,7 +135,7 @@ static int check_region(const struct kvt_transport *t, size_t i,
     if (region->addr == 0) {
         return kvti_fail(err, KVT_EINVAL, "region %zu: the address is null", i);
     }
-    if (region->addr + region->length - 1 < region->addr) {
+    if (region->addr > UINT64_MAX - region->length) {
         return kvti_fail(err, KVT_EINVAL,
                          "region %zu: address plus length wraps around", i);
     }
@@ -148,19 +148,7 @@ static int check_region(const struct kvt_transport *t, size_t i,
 
 static int compare_mems(const void *a, const void *b)
 {
-    const struct kvti_mem *x = a;
-    const struct kvti_mem *y = b;
-
-    if (x->kind != y->kind) {
-        return x->kind < y->kind ? -1 : 1;
-    }
-    if (x->device != y->device) {
-        return x->device < y->device ? -1 : 1;
-    }
-    if (x->addr != y->addr) {
-        return x->addr < y->addr ? -1 : 1;
-    }
-    return (x->length > y->length) - (x->length < y->length);
+    return kvti_mem_order(a, b);
 }
 
 /* Sorted, equal ones folded into one with a count. Returns the new count. */
@@ -170,7 +158,7 @@ static size_t fold(struct kvti_mem *mems, size_t count)
 
     qsort(mems, count, sizeof *mems, compare_mems);
     for (size_t i = 0; i < count; i++) {
-        if (kept > 0 && compare_mems(&mems[kept - 1], &mems[i]) == 0) {
+        if (kept > 0 && kvti_mem_order(&mems[kept - 1], &mems[i]) == 0) {
             mems[kept - 1].refs++;
         } else {
             mems[kept++] = mems[i];
@@ -399,8 +387,9 @@ static void deregister_done(struct kvt_transport *t, struct kvti_call *call)
 {
     if (call->job.code == KVT_OK) {
         for (size_t i = 0; i < call->job.mem_count; i++) {
-            kvti_regions_remove(&t->regions, find_mem(t, &call->mems[i]));
+            find_mem(t, &call->mems[i])->gone = 1;
         }
+        kvti_regions_sweep(&t->regions);
         find_open_again(t);
     }
     give_turn_locked(t);
@@ -535,7 +524,7 @@ int kvt_metadata(kvt_transport *t, void *buffer, size_t capacity,
     code = kvti_call_wait_locked(t, call, kvti_deadline(t, 0), err);
     if (code == KVT_OK) {
         *ret_length = call->job.buf.length;
-        if (call->job.buf.length <= capacity) {
+        if (buffer != NULL && call->job.buf.length <= capacity) {
             memcpy(buffer, call->job.buf.data, call->job.buf.length);
         } else {
             code = kvti_fail(err, KVT_ERANGE,

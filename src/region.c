@@ -137,6 +137,18 @@ void kvti_regions_remove(struct kvti_regions *set, struct kvti_mem *mem)
     memmove(mem, mem + 1, (set->count - index) * sizeof *mem);
 }
 
+void kvti_regions_sweep(struct kvti_regions *set)
+{
+    size_t kept = 0;
+
+    for (size_t i = 0; i < set->count; i++) {
+        if (set->mems[i].gone == 0) {
+            set->mems[kept++] = set->mems[i];
+        }
+    }
+    set->count = kept;
+}
+
 static bool same_space(uint32_t kind, uint32_t device,
                        const struct kvti_mem *mem)
 {

@@ -35,6 +35,7 @@ struct kvti_mem {
     void *cookie;       /* the engine's, ours only */
     uint32_t refs;      /* registrations of this exact region, ours only */
     uint32_t busy;      /* ours only: a call on it is not finished */
+    uint32_t gone;      /* for kvti_regions_sweep() */
     uint64_t reach;     /* kvti_regions_update(): the highest end of this and
                          * all earlier entries of its kind and device */
 };
@@ -75,6 +76,8 @@ struct kvti_mem *kvti_regions_find(const struct kvti_regions *set,
 struct kvti_mem *kvti_regions_add(struct kvti_regions *set,
                                   const struct kvti_mem *mem);
 void kvti_regions_remove(struct kvti_regions *set, struct kvti_mem *mem);
+/* Takes out every entry whose `gone` is set, in one pass. */
+void kvti_regions_sweep(struct kvti_regions *set);
 
 /* Rebuilds the spans from the entries that `open` accepts (NULL: all).
  * Cannot fail. */

@@ -262,7 +262,7 @@ static int open_gate(int32_t pid, int32_t fd, uint32_t uid,
     int gate;
     int seals;
 
-    snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)pid, (int)fd);
+    (void)snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)pid, (int)fd);
     /* stat first: opening something else could have side effects. */
     gate = -1;
     if (stat(path, &st) == 0) {

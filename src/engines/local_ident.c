@@ -59,7 +59,7 @@ int kvti_ident_start_time(int32_t pid, uint64_t *ret)
     char *at;
     int code;
 
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    (void)snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
     code = read_text(path, text, sizeof(text));
     if (code != 0) {
         return code;
@@ -121,7 +121,7 @@ static int read_namespace(const char *name, uint64_t *ret,
     char path[40];
     struct stat st;
 
-    snprintf(path, sizeof(path), "/proc/self/ns/%s", name);
+    (void)snprintf(path, sizeof(path), "/proc/self/ns/%s", name);
     if (stat(path, &st) != 0) {
         return kvti_fail_errno(err, KVT_ESYSTEM, errno,
                                "cannot read %s, which the local engine needs "
@@ -226,7 +226,7 @@ int kvti_ident_denied(int32_t pid, uint32_t uid, struct kvt_error *err)
                          "CAP_SYS_PTRACE",
                          (int)pid, uid, (uint32_t)geteuid());
     }
-    snprintf(path, sizeof(path), "/proc/%d", (int)pid);
+    (void)snprintf(path, sizeof(path), "/proc/%d", (int)pid);
     seen = stat(path, &st) == 0;
     if (!seen) {
         return kvti_fail(err, KVT_EPERM,
@@ -245,7 +245,7 @@ int kvti_ident_denied(int32_t pid, uint32_t uid, struct kvt_error *err)
     if (read_text("/proc/sys/kernel/yama/ptrace_scope", text, sizeof(text)) ==
             0 &&
         strcmp(text, "0") != 0) {
-        return explain_yama(pid, atoi(text), err);
+        return explain_yama(pid, (int)strtol(text, NULL, 10), err);
     }
     return kvti_fail(err, KVT_EPERM,
                      "the kernel keeps this process out of process %d: they "

@@ -39,8 +39,8 @@ static int open_file(const struct kvti_local_proc *proc,
     struct stat st;
     int fd;
 
-    snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)proc->pid,
-             (int)mem->fd);
+    (void)snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)proc->pid,
+                   (int)mem->fd);
     /* The link's own mode bits say how the peer opened it. What it may not
      * write we must not write for it. */
     if (lstat(path, &st) != 0 ||

@@ -22,13 +22,12 @@ static int add_mem(struct kvti_local *engine, struct kvti_mem *mem)
     return code;
 }
 
-/* Taken out one by one, a large drop would move the whole set for each of its
- * regions: they are marked first, then the others close up. */
+/* Marked first and swept at once: one by one, a large drop would move the
+ * whole set for each of its regions. */
 static void forget_mems(struct kvti_local *engine, struct kvti_mem **mems,
                         size_t count)
 {
     struct kvti_regions *set = &engine->mems;
-    size_t kept = 0;
 
     for (size_t i = 0; i < count; i++) {
         const struct kvti_mem *mem = mems[i];
@@ -37,16 +36,10 @@ static void forget_mems(struct kvti_local *engine, struct kvti_mem **mems,
 
         kvti_gate_entry_free(&engine->gate, mem->gate_slot);
         if (own != NULL) {
-            own->cookie = NULL;
+            own->gone = 1;
         }
     }
-    for (size_t i = 0; i < set->count; i++) {
-        if (set->mems[i].cookie != NULL) {
-            set->mems[kept] = set->mems[i];
-            kept++;
-        }
-    }
-    set->count = kept;
+    kvti_regions_sweep(set);
     kvti_regions_update(set, NULL, NULL);
 }
 

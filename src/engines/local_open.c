@@ -23,7 +23,7 @@
 #define CHUNK_COPIES 256u
 #define CHUNK_BYTES (UINT64_C(1) << 20)
 /* Two batches of iovecs and a few sentences; sanitizers want more. */
-#define STACK_BYTES (512u * 1024u)
+#define STACK_BYTES (512UL * 1024UL)
 
 /* ------------------------------------------------------ threads and reports */
 

@@ -121,6 +121,7 @@ static int proc_get(struct kvti_local *engine, const struct kvti_local_id *id,
         code = proc_open(engine, id, ret, err);
     }
     if (code == KVT_OK) {
+        kvti_assert(*ret != NULL);
         (*ret)->refs++;
     }
     return code;

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Finding and loading libnixl_capi.so, once for the process. */
+#ifndef KVTI_NIXL_LOAD_H
+#define KVTI_NIXL_LOAD_H
+
+#include <limits.h>
+
+#include "../diag.h"
+#include "nixl_capi.h"
+
+struct kvti_nixl_lib {
+    struct nixl_api api;
+    char path[PATH_MAX];
+    char version[64]; /* of the wheel around it, or "unknown" */
+};
+
+/*
+ * The library, loaded on the first call and kept for the life of the process.
+ * `path` is options->nixl_library, or NULL to search. `want_efa` leaves UCX's
+ * EFA module on. KVT_EUNSUPPORTED with every place that was tried and why it
+ * was not taken; KVT_EINVAL when the process has another library loaded.
+ */
+int kvti_nixl_load(const char *path, bool want_efa,
+                   const struct kvti_nixl_lib **ret, struct kvt_error *err);
+
+#endif /* KVTI_NIXL_LOAD_H */
