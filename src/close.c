@@ -29,8 +29,7 @@ static void stop_all(struct kvt_transport *t)
     struct kvt_error err;
 
     kvti_fail(&err, KVT_ECLOSED, "the transport is being closed");
-    kvti_list_each(node, &t->live)
-    {
+    kvti_list_each(node, &t->live) {
         struct kvti_xfer *xfer = kvti_container(node, struct kvti_xfer, live);
 
         kvti_lock(t);
@@ -41,8 +40,7 @@ static void stop_all(struct kvt_transport *t)
         kvti_ctl_advance(t, xfer);
     }
     kvti_lock(t);
-    kvti_list_each(node, &t->peer_list)
-    {
+    kvti_list_each(node, &t->peer_list) {
         kvti_peer_settle_locked(t, kvti_container(node, struct kvti_peer, node),
                                 KVT_ECLOSED, &err);
     }
@@ -51,8 +49,7 @@ static void stop_all(struct kvt_transport *t)
 
 static void lose_all(struct kvt_transport *t)
 {
-    kvti_list_each(node, &t->live)
-    {
+    kvti_list_each(node, &t->live) {
         kvti_ctl_lose(t, kvti_container(node, struct kvti_xfer, live));
     }
 }
@@ -60,8 +57,7 @@ static void lose_all(struct kvt_transport *t)
 static void unload_all(struct kvt_transport *t)
 {
     kvti_lock(t);
-    kvti_list_each(node, &t->peer_list)
-    {
+    kvti_list_each(node, &t->peer_list) {
         struct kvti_peer *peer = kvti_container(node, struct kvti_peer, node);
 
         if (!peer->removed) {
@@ -77,8 +73,7 @@ static bool all_gone(struct kvt_transport *t)
     bool gone = true;
 
     kvti_lock(t);
-    kvti_list_each(node, &t->peer_list)
-    {
+    kvti_list_each(node, &t->peer_list) {
         gone = gone && kvti_container(node, struct kvti_peer, node)->gone;
     }
     kvti_unlock(t);
@@ -138,28 +133,40 @@ static void end_drop(struct kvt_transport *t, bool leaked)
 
 /* ------------------------------------------------------------------- end */
 
-/* What no report will end any more. */
-static void free_orphans(struct kvt_transport *t, bool leaked)
+/* Chunks that an engine may touch for ever. They are kept in sight, so that a
+ * leak checker, or a person with a debugger, finds out that it was meant. */
+static pthread_mutex_t graveyard_mu = PTHREAD_MUTEX_INITIALIZER;
+static struct kvti_list graveyard = {&graveyard, &graveyard};
+
+static void end_chunks(struct kvti_list *chunks, bool leaked)
 {
     struct kvti_list *node;
 
-    while (!leaked && (node = kvti_list_take(&t->orphans)) != NULL) {
-        free(kvti_container(node, struct kvti_chunk, core_node));
-    }
-    for (uint32_t i = 0; i < t->slots_used; i++) {
-        struct kvti_xfer *xfer = &t->slots[i];
-
-        while (!leaked && xfer->result.id != 0 &&
-               (node = kvti_list_take(&xfer->chunks)) != NULL) {
+    pthread_mutex_lock(&graveyard_mu);
+    while ((node = kvti_list_take(chunks)) != NULL) {
+        if (leaked) {
+            kvti_list_append(&graveyard, node);
+        } else {
             free(kvti_container(node, struct kvti_chunk, core_node));
+        }
+    }
+    pthread_mutex_unlock(&graveyard_mu);
+}
+
+/* What no report will end any more. */
+static void end_all_chunks(struct kvt_transport *t, bool leaked)
+{
+    end_chunks(&t->orphans, leaked);
+    for (uint32_t i = 0; i < t->slots_used; i++) {
+        if (t->slots[i].result.id != 0) {
+            end_chunks(&t->slots[i].chunks, leaked);
         }
     }
 }
 
 static void forget_links_locked(struct kvt_transport *t, bool leaked)
 {
-    kvti_list_each(node, &t->peer_list)
-    {
+    kvti_list_each(node, &t->peer_list) {
         struct kvti_peer *peer = kvti_container(node, struct kvti_peer, node);
 
         if (!leaked) {
@@ -171,8 +178,7 @@ static void forget_links_locked(struct kvt_transport *t, bool leaked)
             peer->predecessor = NULL;
         }
     }
-    kvti_list_each(node, &t->peer_list)
-    {
+    kvti_list_each(node, &t->peer_list) {
         struct kvti_peer *peer = kvti_container(node, struct kvti_peer, node);
 
         peer->gone = true;
@@ -214,8 +220,9 @@ static void end(struct kvt_transport *t)
     leaked = t->ops->close(t->engine, call->deadline_ns) != KVT_OK;
     end_drop(t, leaked);
     kvti_lock(t);
-    free_orphans(t, leaked);
+    end_all_chunks(t, leaked);
     forget_links_locked(t, leaked);
+    kvti_layouts_drop_locked(t);
     refuse_rest_locked(t);
     t->engine_leaked = leaked;
     t->close_code = KVT_OK;
@@ -313,10 +320,13 @@ int kvt_close(kvt_transport *t, uint64_t timeout_ns, struct kvt_error *err)
 {
     uint64_t deadline;
     bool join;
-    int code = kvti_guard(t, err);
+    int code = kvti_guard(t, NULL);
 
+    if (code == KVT_EFORKED) {
+        return KVT_OK;
+    }
     if (code != KVT_OK) {
-        return code == KVT_EFORKED ? KVT_OK : code;
+        return kvti_guard(t, err);
     }
     deadline = kvti_deadline(t, timeout_ns);
     kvti_lock(t);

@@ -301,8 +301,7 @@ static uint64_t check_stalls(struct kvt_transport *t, uint64_t now_ns)
     if (now_ns < t->next_stall_ns) {
         return t->next_stall_ns;
     }
-    kvti_list_each(node, &t->heartbeats)
-    {
+    kvti_list_each(node, &t->heartbeats) {
         struct kvti_heartbeat *heartbeat = kvti_container(
             node, struct kvti_heartbeat, node);
         uint64_t since = atomic_load(&heartbeat->busy_since_ns);

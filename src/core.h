@@ -418,6 +418,8 @@ bool kvti_mem_is_open(const struct kvti_mem *mem, void *ctx);
 /* ------------------------------------------------- layouts (layout_table.c) */
 
 void kvti_entry_drop_locked(struct kvt_transport *t, struct kvti_entry *entry);
+/* Drops all our layouts. */
+void kvti_layouts_drop_locked(struct kvt_transport *t);
 /* Drops our layouts that no longer lie in registered memory. */
 void kvti_layouts_sweep_locked(struct kvt_transport *t);
 /* Whether a kind is one the engine moves. */

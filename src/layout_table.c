@@ -27,10 +27,17 @@ void kvti_entry_drop_locked(struct kvt_transport *t, struct kvti_entry *entry)
     free(entry);
 }
 
+void kvti_layouts_drop_locked(struct kvt_transport *t)
+{
+    kvti_list_each(node, &t->own_layouts) {
+        kvti_entry_drop_locked(t,
+                               kvti_container(node, struct kvti_entry, node));
+    }
+}
+
 void kvti_layouts_sweep_locked(struct kvt_transport *t)
 {
-    kvti_list_each(node, &t->own_layouts)
-    {
+    kvti_list_each(node, &t->own_layouts) {
         struct kvti_entry *entry = kvti_container(node, struct kvti_entry,
                                                   node);
 

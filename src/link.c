@@ -70,8 +70,7 @@ static struct kvti_link *new_link(struct kvti_peer *peer, uint64_t generation)
 static void free_link(struct kvt_transport *t, struct kvti_link *link)
 {
     /* What is still here is lost: it keeps its chunks, not its link. */
-    kvti_list_each(node, &link->xfers)
-    {
+    kvti_list_each(node, &link->xfers) {
         kvti_container(node, struct kvti_xfer, link_node)->link = NULL;
         kvti_list_remove(node);
     }
@@ -144,8 +143,7 @@ static int check_layouts(struct kvt_transport *t, struct kvti_peer *peer,
     int code = KVT_OK;
 
     kvti_lock(t);
-    kvti_list_each(node, &peer->layouts)
-    {
+    kvti_list_each(node, &peer->layouts) {
         struct kvti_entry *entry = kvti_container(node, struct kvti_entry,
                                                   node);
         struct kvt_error why;
@@ -267,8 +265,7 @@ static void gone(struct kvt_transport *t, struct kvti_peer *peer)
 {
     kvti_lock(t);
     peer->gone = true;
-    kvti_list_each(node, &t->peer_list)
-    {
+    kvti_list_each(node, &t->peer_list) {
         struct kvti_peer *other = kvti_container(node, struct kvti_peer, node);
 
         if (other->predecessor == peer) {
@@ -350,8 +347,7 @@ void kvti_ctl_link_event(struct kvt_transport *t, struct kvti_link *link,
     }
     if (dead && !link->dead) {
         link->dead = true;
-        kvti_list_each(node, &link->xfers)
-        {
+        kvti_list_each(node, &link->xfers) {
             kvti_ctl_prove_dead(
                 t, kvti_container(node, struct kvti_xfer, link_node));
         }

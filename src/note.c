@@ -156,8 +156,7 @@ bool kvti_note_received(void *ctx, const char *agent_name, const void *bytes,
 static kvt_peer sender_locked(const struct kvt_transport *t,
                               const char *agent_name)
 {
-    kvti_list_each(node, &t->peer_list)
-    {
+    kvti_list_each(node, &t->peer_list) {
         const struct kvti_peer *peer = kvti_container(node, struct kvti_peer,
                                                       node);
 

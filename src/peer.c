@@ -103,8 +103,7 @@ void kvti_peer_detach_locked(struct kvt_transport *t, struct kvti_peer *peer)
     peer->removed = true;
     peer->want = KVTI_WANT_REMOVED;
     kvti_names_remove(&t->peer_names, &peer->name);
-    kvti_list_each(node, &peer->layouts)
-    {
+    kvti_list_each(node, &peer->layouts) {
         kvti_entry_drop_locked(t,
                                kvti_container(node, struct kvti_entry, node));
     }

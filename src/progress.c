@@ -101,8 +101,7 @@ static void show_final_locked(struct kvti_xfer *xfer)
 {
     uint32_t fin = KVTI_FIN_BOTH;
 
-    kvti_list_each(node, &xfer->chunks)
-    {
+    kvti_list_each(node, &xfer->chunks) {
         fin &= kvti_container(node, struct kvti_chunk, core_node)->fin;
     }
     if ((fin & KVTI_FIN_LOCAL) != 0) {
@@ -489,8 +488,7 @@ void kvti_ctl_stop_link(struct kvt_transport *t, struct kvti_link *link,
                         const char *text)
 {
     kvti_lock(t);
-    kvti_list_each(node, &link->xfers)
-    {
+    kvti_list_each(node, &link->xfers) {
         struct kvti_xfer *xfer = kvti_container(node, struct kvti_xfer,
                                                 link_node);
 
@@ -522,8 +520,7 @@ void kvti_ctl_prove_dead(struct kvt_transport *t, struct kvti_xfer *xfer)
         fin |= t->traits.dead_fin;
     }
     kvti_lock(t);
-    kvti_list_each(node, &xfer->chunks)
-    {
+    kvti_list_each(node, &xfer->chunks) {
         struct kvti_chunk *chunk = kvti_container(node, struct kvti_chunk,
                                                   core_node);
 
@@ -547,8 +544,7 @@ void kvti_ctl_lose(struct kvt_transport *t, struct kvti_xfer *xfer)
     bool proven = kvti_list_empty(&xfer->chunks);
 
     kvti_lock(t);
-    kvti_list_each(node, &xfer->chunks)
-    {
+    kvti_list_each(node, &xfer->chunks) {
         link->outstanding--;
     }
     complete_locked(t, xfer, proven);
@@ -569,8 +565,7 @@ void kvti_ctl_deadlines(struct kvt_transport *t, uint64_t now_ns)
     if (now_ns < t->next_deadline_ns) {
         return;
     }
-    kvti_list_each(node, &t->live)
-    {
+    kvti_list_each(node, &t->live) {
         struct kvti_xfer *xfer = kvti_container(node, struct kvti_xfer, live);
         bool over = false;
 

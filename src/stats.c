@@ -226,8 +226,7 @@ static void add_peers_locked(struct text *text, const char *agent,
 
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
         add_head(text, values[i].name, values[i].type, values[i].help);
-        kvti_list_each(node, &t->peer_list)
-        {
+        kvti_list_each(node, &t->peer_list) {
             const struct kvti_peer *peer = kvti_container(
                 node, struct kvti_peer, node);
 

@@ -274,11 +274,6 @@ int kvt_open(const struct kvt_options *options, kvt_transport **ret,
 
 static void drop_all_locked(struct kvt_transport *t)
 {
-    kvti_list_each(node, &t->own_layouts)
-    {
-        kvti_entry_drop_locked(t,
-                               kvti_container(node, struct kvti_entry, node));
-    }
     for (uint32_t i = 0; i < t->slots_used; i++) {
         struct kvti_xfer *xfer = &t->slots[i];
 
@@ -286,7 +281,6 @@ static void drop_all_locked(struct kvt_transport *t)
             kvti_list_remove(&xfer->fin_peer);
             kvti_list_remove(&xfer->fin_all);
             kvti_list_remove(&xfer->link_node);
-            kvti_list_init(&xfer->chunks); /* leaked with the engine */
             kvti_xfer_free_locked(t, xfer);
         }
     }
