@@ -415,6 +415,7 @@ static uint64_t check_guards(struct node *node)
     return 1;
 }
 
+/* For --corrupt, before anything of a landing is read. */
 static void spoil(struct node *node, uint32_t slot)
 {
     struct node_fetcher *fetcher = node->fetcher;
@@ -424,7 +425,8 @@ static void spoil(struct node *node, uint32_t slot)
         pool_spoil_slot(&node->pool, slot);
     } else if (fetcher->corrupt == CORRUPT_GUARD) {
         pool_spoil_guard(&node->pool);
-    } else if (beside < node->slots.count &&
+    } else if (fetcher->corrupt == CORRUPT_NEIGHBOUR &&
+               beside < node->slots.count &&
                slots_at_rest(&node->slots, beside)) {
         pool_spoil_slot(&node->pool, beside);
     } else {
@@ -447,36 +449,48 @@ static bool check_block(struct node *node, uint32_t slot, uint64_t key)
     return false;
 }
 
-void fetcher_landed(struct node *node, struct proto_message *message)
+static void check_landed(struct node *node, const uint32_t *slots,
+                         const uint64_t *keys, size_t count,
+                         uint64_t *ret_wrong, uint64_t *ret_around)
 {
-    struct node_fetcher *fetcher = node->fetcher;
-    uint64_t part = proto_take(message);
-    size_t count = proto_take_count(message, 2);
-    uint32_t *landed = cli_alloc(count, sizeof(*landed));
     uint64_t wrong = 0;
     uint64_t around = 0;
 
+    node->fetcher->round++;
     for (size_t i = 0; i < count; i++) {
-        uint32_t slot = take_pending(node, message);
-        uint64_t key = proto_take(message);
+        spoil(node, slots[i]);
+    }
+    for (size_t i = 0; i < count; i++) {
+        wrong += !check_block(node, slots[i], keys[i]);
+    }
+    for (size_t i = 0; i < count; i++) {
+        around += check_around(node, slots[i]);
+    }
+    *ret_wrong = wrong;
+    *ret_around = around + check_guards(node);
+}
 
-        if (slot == SLOT_NONE) {
-            free(landed);
-            return;
-        }
-        if (i == 0) {
-            fetcher->round++;
-        }
-        if (fetcher->corrupt != CORRUPT_NOTHING) {
-            spoil(node, slot);
-        }
-        landed[i] = slot;
-        wrong += !check_block(node, slot, key);
-    }
+void fetcher_landed(struct node *node, struct proto_message *message)
+{
+    uint64_t part = proto_take(message);
+    size_t count = proto_take_count(message, 2);
+    uint32_t *slots = cli_alloc(count, sizeof(*slots));
+    uint64_t *keys = cli_alloc(count, sizeof(*keys));
+    uint64_t wrong;
+    uint64_t around;
+
     for (size_t i = 0; i < count; i++) {
-        around += check_around(node, landed[i]);
+        slots[i] = take_pending(node, message);
+        keys[i] = proto_take(message);
     }
-    around += count > 0 ? check_guards(node) : 0;
+    if (node->fetcher == NULL || message->damaged) {
+        message->damaged = true;
+        free(slots);
+        free(keys);
+        return;
+    }
+    check_landed(node, slots, keys, count, &wrong, &around);
+    free(keys);
     proto_begin(&node->control, PROTO_CHECKED);
     proto_put(&node->control, part);
     proto_put(&node->control, wrong);
@@ -485,11 +499,11 @@ void fetcher_landed(struct node *node, struct proto_message *message)
 
     /* After the report: the coordinator counts blocks before requests. */
     for (size_t i = 0; i < count; i++) {
-        bool right = node->slots.at[landed[i]].state == SLOT_RESIDENT;
+        bool right = node->slots.at[slots[i]].state == SLOT_RESIDENT;
 
-        tell_waiters(node, landed[i], right ? FATE_LANDED : FATE_FAILED);
+        tell_waiters(node, slots[i], right ? FATE_LANDED : FATE_FAILED);
     }
-    free(landed);
+    free(slots);
     start_waves(node);
 }
 

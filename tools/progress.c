@@ -38,13 +38,13 @@ static void describe(const struct progress *progress, uint64_t done,
     if (seconds < 1e-3) {
         seconds = 1e-3;
     }
-    (void)snprintf(text, capacity,
-                   "%llu/%llu requests, %s, %.0f requests/s, %.2f GB/s, "
-                   "ETA %.0f s",
-                   (unsigned long long)done,
-                   (unsigned long long)progress->total,
-                   cli_format_size(bytes, size), (double)done / seconds,
-                   (double)bytes / 1e9 / seconds, left);
+    (void)snprintf(
+        text, capacity,
+        "%llu/%llu requests, %s, %.*f requests/s, %.2f GB/s, "
+        "ETA %.0f s",
+        (unsigned long long)done, (unsigned long long)progress->total,
+        cli_format_size(bytes, size), (double)done / seconds < 10 ? 1 : 0,
+        (double)done / seconds, (double)bytes / 1e9 / seconds, left);
 }
 
 static void draw_bar(uint64_t cells, const char *text)

@@ -346,7 +346,7 @@ static void run_all(struct replay *replay)
     }
     if (replay->options.json) {
         report_json(replay);
-    } else {
+    } else if (replay->begin_ns != 0) {
         report_table(replay);
     }
 }

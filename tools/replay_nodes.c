@@ -224,6 +224,15 @@ static void tell_dead(struct replay *replay, const struct replay_node *holder)
     }
 }
 
+static void fail_of(struct replay *replay, const struct replay_node *node,
+                    int status)
+{
+    replay_fail(replay, "%s %llu ended by itself (%s %d)", role_name(node),
+                (unsigned long long)node->index,
+                WIFSIGNALED(status) ? "signal" : "exit status",
+                WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+}
+
 static void lose_node(struct replay *replay, struct replay_node *node)
 {
     int status = 0;
@@ -234,11 +243,7 @@ static void lose_node(struct replay *replay, struct replay_node *node)
     }
     if (node->role == NODE_FETCHER || !all_ready(replay) ||
         !all_added(replay)) {
-        replay_fail(replay, "%s %llu is gone (%s %d)", role_name(node),
-                    (unsigned long long)node->index,
-                    WIFSIGNALED(status) ? "signal" : "exit status",
-                    WIFSIGNALED(status) ? WTERMSIG(status)
-                                        : WEXITSTATUS(status));
+        fail_of(replay, node, status);
         return;
     }
     if (!node->killed) {
@@ -417,10 +422,16 @@ static void end_role(struct replay *replay, enum node_role role)
     for (uint64_t i = 0; i < replay->node_count; i++) {
         struct replay_node *node = &replay->nodes[i];
 
-        if (node->role == role && node->alive) {
-            while (waitpid(node->pid, NULL, 0) < 0 && errno == EINTR) {
-            }
-            node->alive = false;
+        int status = 0;
+
+        if (node->role != role || !node->alive) {
+            continue;
+        }
+        while (waitpid(node->pid, &status, 0) < 0 && errno == EINTR) {
+        }
+        node->alive = false;
+        if (status != 0) {
+            fail_of(replay, node, status);
         }
     }
 }

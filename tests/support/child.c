@@ -90,6 +90,21 @@ static void open_node(struct node *node, struct child_message *message,
     message->id = (uintptr_t)pool_block(&node->pool, 0);
 }
 
+static void add(const struct node *node, struct child_message *message,
+                const void *bytes)
+{
+    const struct kvt_peer_params params = {.size = sizeof params,
+                                           .name = message->name,
+                                           .metadata = bytes,
+                                           .metadata_length = message->length};
+    struct kvt_error err = {0};
+
+    message->code = kvt_peer_add(node->t, &params, &message->id, &err);
+    if (message->code != KVT_OK) {
+        (void)fprintf(stderr, "    child: %s\n", err.text);
+    }
+}
+
 static void prepare(const struct node *node, struct child_message *message,
                     const void *bytes)
 {
@@ -97,8 +112,8 @@ static void prepare(const struct node *node, struct child_message *message,
     kvt_layout layout;
 
     memcpy(&run, bytes, sizeof run);
-    assert_kvt_ok(kvt_prepare(node->t, message->id, "remote", &run, 1, &layout,
-                              ERR));
+    assert_kvt_ok(
+        kvt_prepare(node->t, message->id, "remote", &run, 1, &layout, ERR));
     message->id = layout;
 }
 
@@ -152,9 +167,9 @@ static void send_note(const struct node *node, struct child_message *message,
 
 static void unmap(const struct node *node, const struct child_message *message)
 {
-    assert_int_equal(munmap(pool_block(&node->pool, message->id),
-                            (size_t)message->other),
-                     0);
+    assert_int_equal(
+        munmap(pool_block(&node->pool, message->id), (size_t)message->other),
+        0);
 }
 
 static void start_over(int fd)
@@ -195,7 +210,7 @@ static void obey(int fd, struct node *node, struct child_message *message,
         *ret_bytes = node_metadata(node, &length);
         break;
     case CHILD_ADD:
-        message->id = node_add(node, message->name, bytes, message->length);
+        add(node, message, bytes);
         break;
     case CHILD_PREPARE:
         prepare(node, message, bytes);
@@ -235,6 +250,12 @@ static void obey(int fd, struct node *node, struct child_message *message,
         break;
     case CHILD_FORK:
         fork_idle();
+        break;
+    case CHILD_DROP_USER:
+        message->code = setgid((gid_t)message->id) == 0 &&
+                                setuid((uid_t)message->id) == 0
+                            ? KVT_OK
+                            : KVT_EPERM;
         break;
     default:
         break;

@@ -27,6 +27,7 @@ enum child_verb {
     CHILD_NOTE,
     CHILD_EXEC,
     CHILD_FORK,
+    CHILD_DROP_USER,
     CHILD_EXIT
 };
 
@@ -52,8 +53,7 @@ struct child_plan {
 };
 
 /* False: the other side is gone. `bytes` is malloc()ed, NULL when empty. */
-bool child_send(int fd, const struct child_message *message,
-                const void *bytes);
+bool child_send(int fd, const struct child_message *message, const void *bytes);
 bool child_receive(int fd, struct child_message *message, void **ret_bytes);
 
 #endif /* KVT_TEST_CHILD_WIRE_H */

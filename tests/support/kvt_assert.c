@@ -38,12 +38,14 @@ void kvt_test_expect(int code, int want, const char *words, const char *call,
         fail_call(call, code, want, "the text does not end", file, line);
     }
     if (code == KVT_OK && err->code != KVT_OK) {
-        fail_call(call, code, want, "an error was written by a call that "
-                                    "succeeded", file, line);
+        fail_call(call, code, want,
+                  "an error was written by a call that "
+                  "succeeded",
+                  file, line);
     }
     if (err->code != KVT_OK && (err->code != code || err->text[0] == '\0')) {
-        fail_call(call, code, want, "the error's code or text is another",
-                  file, line);
+        fail_call(call, code, want, "the error's code or text is another", file,
+                  line);
     }
     if (words != NULL && strstr(err->text, words) == NULL) {
         print_error("missing words: %s\n", words);
@@ -99,8 +101,8 @@ int kvt_test_main(const struct test_group *groups, size_t count,
             }
         }
         if (kept > 0) {
-            failures += _cmocka_run_group_tests(group->name, chosen, kept,
-                                                NULL, NULL);
+            failures += _cmocka_run_group_tests(group->name, chosen, kept, NULL,
+                                                NULL);
         }
         ran += kept;
         free(chosen);
@@ -109,7 +111,6 @@ int kvt_test_main(const struct test_group *groups, size_t count,
         print_error("no case matches %s\n", pattern == NULL ? "" : pattern);
         return EXIT_FAILURE;
     }
-    print_message("%zu cases, %u skipped, %d failed\n", ran, skipped,
-                  failures);
+    print_message("%zu cases, %u skipped, %d failed\n", ran, skipped, failures);
     return failures != 0 ? EXIT_FAILURE : ran == skipped ? 77 : EXIT_SUCCESS;
 }

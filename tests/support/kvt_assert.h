@@ -12,8 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <cmocka.h>
 #include <kvt/kvt.h>
+#include <cmocka.h>
 
 /* Every wait of a test ends by then, and the test with it. */
 #define TEST_WAIT_NS UINT64_C(30000000000)
@@ -24,8 +24,8 @@
 extern _Thread_local struct kvt_error kvt_test_error;
 
 #define assert_kvt_ok(call)                                                    \
-    (kvt_test_clear(), kvt_test_expect((call), KVT_OK, NULL, #call, __FILE__,  \
-                                       __LINE__))
+    (kvt_test_clear(),                                                         \
+     kvt_test_expect((call), KVT_OK, NULL, #call, __FILE__, __LINE__))
 
 /* Also: a call that was given ERR wrote the same code and a sentence. */
 #define assert_kvt_fails(call, want)                                           \
@@ -60,8 +60,8 @@ extern _Thread_local struct kvt_error kvt_test_error;
 void kvt_test_clear(void);
 void kvt_test_expect(int code, int want, const char *words, const char *call,
                      const char *file, int line);
-__attribute__((format(printf, 1, 2))) void
-kvt_test_count_skip(const char *format, ...);
+__attribute__((format(printf, 1, 2))) void kvt_test_count_skip(
+    const char *format, ...);
 
 uint64_t test_now_ns(void);
 /* Lets others run before the condition is looked at again. */

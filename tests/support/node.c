@@ -34,8 +34,7 @@ static void *map_private(size_t bytes)
     return memory;
 }
 
-void pool_open(struct pool *pool, const struct pool_shape *shape,
-               uint64_t seed)
+void pool_open(struct pool *pool, const struct pool_shape *shape, uint64_t seed)
 {
     *pool = (struct pool){.shape = *shape};
     if (pool->shape.block_bytes == 0) {
@@ -122,8 +121,7 @@ static size_t offset_of(const struct pool *pool, uint64_t addr, size_t length)
 }
 
 void pool_expect_bytes(struct pool *dst, uint64_t dst_addr,
-                       const struct pool *src, uint64_t src_addr,
-                       size_t length)
+                       const struct pool *src, uint64_t src_addr, size_t length)
 {
     memcpy(dst->image + offset_of(dst, dst_addr, length),
            src->memory + offset_of(src, src_addr, length), length);
@@ -190,8 +188,8 @@ void node_open(struct node *node, const struct node_plan *plan)
     region = pool_region(&node->pool);
     assert_kvt_ok(kvt_register(node->t, &region, 1, 0, ERR));
     run = pool_run(&node->pool);
-    assert_kvt_ok(kvt_prepare(node->t, KVT_SELF, "pool", &run, 1,
-                              &node->layout, ERR));
+    assert_kvt_ok(
+        kvt_prepare(node->t, KVT_SELF, "pool", &run, 1, &node->layout, ERR));
 }
 
 void node_close(struct node *node)
@@ -269,9 +267,8 @@ kvt_xfer pair_write(const struct pair *pair, const uint32_t *local,
     struct kvt_indices theirs = indices_u32(remote, count);
     kvt_xfer id = 0;
 
-    assert_kvt_ok(kvt_write_blocks(pair->a.t, pair->peer, pair->a.layout,
-                                   &ours, pair->remote, &theirs, options, &id,
-                                   ERR));
+    assert_kvt_ok(kvt_write_blocks(pair->a.t, pair->peer, pair->a.layout, &ours,
+                                   pair->remote, &theirs, options, &id, ERR));
     assert_int_not_equal(id, 0);
     return id;
 }

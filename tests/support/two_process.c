@@ -167,6 +167,13 @@ void child_fork(struct child *child)
     (void)ask(child, &message, NULL, NULL);
 }
 
+bool child_drop_user(struct child *child, uint32_t id)
+{
+    const struct child_message message = {.verb = CHILD_DROP_USER, .id = id};
+
+    return ask(child, &message, NULL, NULL).code == KVT_OK;
+}
+
 /* ------------------------------------------------------------------- pool */
 
 struct kvt_run child_run(const struct child *child)
@@ -263,14 +270,16 @@ size_t child_note(struct child *child, void *buffer, size_t capacity)
     return length;
 }
 
-kvt_peer child_add(struct child *child, const char *name,
-                   const void *metadata, size_t length)
+int child_add(struct child *child, const char *name, const void *metadata,
+              size_t length, kvt_peer *ret_peer)
 {
     struct child_message message = {.verb = CHILD_ADD,
                                     .length = (uint32_t)length};
 
     copy_name(message.name, name);
-    return ask(child, &message, metadata, NULL).id;
+    message = ask(child, &message, metadata, NULL);
+    *ret_peer = message.id;
+    return message.code;
 }
 
 kvt_layout child_prepare(struct child *child, kvt_peer peer,
@@ -285,10 +294,8 @@ kvt_layout child_prepare(struct child *child, kvt_peer peer,
 void child_write_on(struct child *child, kvt_peer peer, kvt_layout layout,
                     uint32_t count)
 {
-    const struct child_message message = {.verb = CHILD_WRITE_ON,
-                                          .id = peer,
-                                          .other = layout,
-                                          .count = count};
+    const struct child_message message = {
+        .verb = CHILD_WRITE_ON, .id = peer, .other = layout, .count = count};
 
     assert_int_equal(ask(child, &message, NULL, NULL).code, KVT_OK);
 }

@@ -42,6 +42,8 @@ void child_continue(struct child *child); /* SIGCONT */
 void child_exec(struct child *child);
 /* It forks a process that does nothing and exits. */
 void child_fork(struct child *child);
+/* It becomes another user; false where it may not. */
+bool child_drop_user(struct child *child, uint32_t id);
 
 void *child_metadata(struct child *child, size_t *ret_length);
 /* Every block of its pool, as a peer describes it. */
@@ -60,8 +62,8 @@ int child_notify(struct child *child, kvt_peer peer, const void *bytes,
                  size_t length);
 /* Waits for a notification there; returns its length. */
 size_t child_note(struct child *child, void *buffer, size_t capacity);
-kvt_peer child_add(struct child *child, const char *name,
-                   const void *metadata, size_t length);
+int child_add(struct child *child, const char *name, const void *metadata,
+              size_t length, kvt_peer *ret_peer);
 kvt_layout child_prepare(struct child *child, kvt_peer peer,
                          const struct kvt_run *run);
 

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory taken back by its owner while others write it: no byte lands after
+ * deregister or close has said so, the writer hears why, and nothing is lost.
+ * The owner fills its memory anew after the answer and looks at every byte.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "suite.h"
+
+static void a_writer_hears_that_memory_was_taken_back(void **state)
+{
+    struct kvt_region region;
+    struct kvt_result result;
+    struct pair pair;
+    kvt_xfer id;
+
+    (void)state;
+    need_local();
+    suite_pair(&pair, NULL);
+    (void)wait_done(pair.a.t, pair_write_one(&pair, 0, 0, NULL));
+    pair_expect(&pair, (uint32_t[]){0}, (uint32_t[]){0}, 1);
+    region = pool_region(&pair.b.pool);
+    assert_kvt_ok(kvt_deregister(pair.b.t, &region, 1, 0, ERR));
+    id = pair_write_one(&pair, 1, 1, NULL);
+    result = wait_xfer(pair.a.t, id);
+    assert_int_equal(result.code, KVT_ESTALE);
+    assert_int_not_equal(result.state, KVT_DONE);
+    assert_true((result.flags & KVT_QUIESCENT) != 0);
+    assert_int_equal(result.bytes_done, 0);
+    /* Only that memory: the peer itself is well. */
+    assert_int_equal(kvt_peer_loaded(pair.a.t, pair.peer), 1);
+    pair_check(&pair);
+    pair_close(&pair);
+}
+
+static void memory_given_again_needs_a_new_import(void **state)
+{
+    struct kvt_region region;
+    struct pair pair;
+    size_t length;
+    void *metadata;
+
+    (void)state;
+    need_local();
+    suite_pair(&pair, NULL);
+    region = pool_region(&pair.b.pool);
+    assert_kvt_ok(kvt_deregister(pair.b.t, &region, 1, 0, ERR));
+    assert_kvt_ok(kvt_register(pair.b.t, &region, 1, 0, ERR));
+    assert_int_equal(
+        wait_xfer(pair.a.t, pair_write_one(&pair, 1, 1, NULL)).code,
+        KVT_ESTALE);
+    metadata = node_metadata(&pair.b, &length);
+    assert_kvt_ok(
+        kvt_peer_reload(pair.a.t, pair.peer, metadata, length, 0, ERR));
+    free(metadata);
+    pair_expect(&pair, (uint32_t[]){1}, (uint32_t[]){1}, 1);
+    (void)wait_done(pair.a.t, pair_write_one(&pair, 1, 1, NULL));
+    pair_check(&pair);
+    pair_close(&pair);
+}
+
+static void other_memory_stays_open(void **state)
+{
+    struct kvt_region region;
+    struct kvt_run run;
+    struct pair pair;
+    struct pool more;
+    kvt_layout ours;
+    kvt_layout theirs;
+    size_t length;
+    void *metadata;
+    uint32_t block = 3;
+    struct kvt_indices indices = indices_u32(&block, 1);
+    kvt_xfer id;
+
+    (void)state;
+    need_local();
+    suite_pair(&pair, NULL);
+    pool_open(&more, &(struct pool_shape){0}, suite_seed());
+    region = pool_region(&more);
+    assert_kvt_ok(kvt_register(pair.b.t, &region, 1, 0, ERR));
+    metadata = node_metadata(&pair.b, &length);
+    assert_kvt_ok(
+        kvt_peer_reload(pair.a.t, pair.peer, metadata, length, 0, ERR));
+    free(metadata);
+    run = pool_run(&more);
+    assert_kvt_ok(
+        kvt_prepare(pair.a.t, pair.peer, "more", &run, 1, &theirs, ERR));
+    region = pool_region(&pair.b.pool);
+    assert_kvt_ok(kvt_deregister(pair.b.t, &region, 1, 0, ERR));
+    ours = pair.a.layout;
+    pool_expect(&more, 3, &pair.a.pool, 3);
+    assert_kvt_ok(kvt_write_blocks(pair.a.t, pair.peer, ours, &indices, theirs,
+                                   &indices, NULL, &id, ERR));
+    (void)wait_done(pair.a.t, id);
+    pool_check(&more, "more");
+    pair_check(&pair);
+    pair_close(&pair);
+    pool_close(&more);
+}
+
+static void a_write_to_a_closed_transport_is_disconnected(void **state)
+{
+    struct kvt_indices indices;
+    struct kvt_result result;
+    uint32_t block = 1;
+    struct pair pair;
+    kvt_xfer id;
+    int code;
+
+    (void)state;
+    need_local();
+    suite_pair(&pair, NULL);
+    assert_kvt_ok(kvt_close(pair.b.t, 0, ERR));
+    indices = indices_u32(&block, 1);
+    code = kvt_write_blocks(pair.a.t, pair.peer, pair.a.layout, &indices,
+                            pair.remote, &indices, NULL, &id, NULL);
+    if (code == KVT_OK) {
+        result = wait_xfer(pair.a.t, id);
+        assert_int_equal(result.state, KVT_DISCONNECTED);
+        assert_true((result.flags & KVT_QUIESCENT) != 0);
+        code = result.code;
+    }
+    assert_int_equal(code, KVT_EDISCONNECTED);
+    assert_soon(!kvt_peer_loaded(pair.a.t, pair.peer));
+    pair_check(&pair);
+    pair_close(&pair);
+}
+
+/* ------------------------------------------------------------ two processes */
+
+struct writers {
+    struct node node; /* the target, here */
+    struct child child;
+    kvt_peer peer; /* the target, as the child knows it */
+    kvt_layout layout;
+};
+
+static void writers_begin(struct writers *writers, bool shm)
+{
+    const struct pool_shape shape = {
+        .block_bytes = 4096, .count = 256, .shm = shm};
+    struct node_plan here = suite_plan(&shape);
+    struct node_plan there = suite_plan(&shape);
+    struct kvt_run run;
+    size_t length;
+    void *metadata;
+
+    node_open(&writers->node, &here);
+    child_begin(&writers->child, &there);
+    metadata = node_metadata(&writers->node, &length);
+    assert_kvt_ok(
+        child_add(&writers->child, "target", metadata, length, &writers->peer));
+    free(metadata);
+    run = pool_run(&writers->node.pool);
+    writers->layout = child_prepare(&writers->child, writers->peer, &run);
+    child_write_on(&writers->child, writers->peer, writers->layout, 256);
+}
+
+/* After the answer the memory is the owner's alone. */
+static void assert_nothing_lands(struct writers *writers, int code_wanted,
+                                 int other_code)
+{
+    uint64_t rounds;
+    bool quiescent;
+    int code;
+
+    pool_fill(&writers->node.pool, suite_seed());
+    code = child_written(&writers->child, &rounds, &quiescent);
+    assert_true(rounds > 0);
+    if (code != code_wanted && code != other_code) {
+        fail_msg("the writer ended with %s", kvt_errname(code));
+    }
+    assert_true(quiescent);
+    pool_check(&writers->node.pool, "target");
+}
+
+static void deregister_under_writes(bool shm)
+{
+    int rounds = suite.slow ? 3 : 10;
+
+    need_local();
+    for (int i = 0; i < rounds; i++) {
+        struct writers writers;
+        struct kvt_region region;
+
+        writers_begin(&writers, shm);
+        region = pool_region(&writers.node.pool);
+        assert_kvt_ok(kvt_deregister(writers.node.t, &region, 1, 0, ERR));
+        assert_nothing_lands(&writers, KVT_ESTALE, KVT_ESTALE);
+        child_end(&writers.child);
+        node_close(&writers.node);
+    }
+}
+
+static void deregister_shuts_out_another_process(void **state)
+{
+    (void)state;
+    deregister_under_writes(false);
+}
+
+static void deregister_shuts_out_of_shared_memory_too(void **state)
+{
+    (void)state;
+    deregister_under_writes(true);
+}
+
+static void close_shuts_out_another_process(void **state)
+{
+    int rounds = suite.slow ? 3 : 10;
+
+    (void)state;
+    need_local();
+    for (int i = 0; i < rounds; i++) {
+        struct writers writers;
+
+        writers_begin(&writers, false);
+        assert_kvt_ok(kvt_close(writers.node.t, 0, ERR));
+        assert_nothing_lands(&writers, KVT_EDISCONNECTED, KVT_ESTALE);
+        child_end(&writers.child);
+        node_close(&writers.node);
+    }
+}
+
+/*
+ * A writer that is stopped in the middle of a chunk cannot be shut out: the
+ * answer is then EBUSY, and the memory is shut to new writes already. Stopped
+ * anywhere else it can be. Either way no byte lands after an OK.
+ */
+static void a_stopped_writer_is_waited_for_or_shut_out(void **state)
+{
+    int rounds = suite.slow ? 3 : 10;
+
+    (void)state;
+    need_local();
+    for (int i = 0; i < rounds; i++) {
+        struct writers writers;
+        struct kvt_region region;
+        int code;
+
+        writers_begin(&writers, false);
+        region = pool_region(&writers.node.pool);
+        child_stop(&writers.child);
+        code = kvt_deregister(writers.node.t, &region, 1, 20 * MS, NULL);
+        if (code == KVT_OK) {
+            pool_fill(&writers.node.pool, suite_seed());
+            child_continue(&writers.child);
+        } else {
+            assert_int_equal(code, KVT_EBUSY);
+            child_continue(&writers.child);
+            assert_kvt_ok(kvt_deregister(writers.node.t, &region, 1, 0, ERR));
+        }
+        assert_nothing_lands(&writers, KVT_ESTALE, KVT_ESTALE);
+        child_end(&writers.child);
+        node_close(&writers.node);
+    }
+}
+
+static void a_killed_writer_blocks_nobody(void **state)
+{
+    int rounds = suite.slow ? 3 : 10;
+
+    (void)state;
+    need_local();
+    for (int i = 0; i < rounds; i++) {
+        struct writers writers;
+        struct kvt_region region;
+
+        writers_begin(&writers, i % 2 == 0);
+        region = pool_region(&writers.node.pool);
+        child_kill(&writers.child);
+        assert_kvt_ok(kvt_deregister(writers.node.t, &region, 1, 0, ERR));
+        pool_fill(&writers.node.pool, suite_seed());
+        pool_check(&writers.node.pool, "target");
+        child_forget(&writers.child);
+        node_close(&writers.node);
+    }
+}
+
+static const struct CMUnitTest cases[] = {
+    cmocka_unit_test(a_writer_hears_that_memory_was_taken_back),
+    cmocka_unit_test(memory_given_again_needs_a_new_import),
+    cmocka_unit_test(other_memory_stays_open),
+    cmocka_unit_test(a_write_to_a_closed_transport_is_disconnected),
+    cmocka_unit_test(deregister_shuts_out_another_process),
+    cmocka_unit_test(deregister_shuts_out_of_shared_memory_too),
+    cmocka_unit_test(close_shuts_out_another_process),
+    cmocka_unit_test(a_stopped_writer_is_waited_for_or_shut_out),
+    cmocka_unit_test(a_killed_writer_blocks_nobody),
+};
+
+const struct test_group revoke_group = TEST_GROUP("revoke", cases);
