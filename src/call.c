@@ -73,6 +73,7 @@ struct kvti_call *kvti_call_new(uint32_t kind, struct kvti_peer *peer)
     kvti_list_init(&call->node);
     kvti_list_init(&call->job.node);
     kvti_list_init(&call->job.event_node);
+    kvti_list_init(&call->job.open_node);
     call->job.owner = call;
     call->job.deadline_ns = KVTI_NEVER;
     call->refs = 2;

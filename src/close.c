@@ -114,15 +114,15 @@ static bool drop_memory(struct kvt_transport *t)
     call->job.reported = kvti_ctl_call_reported;
     call->finish = dropped;
     t->drop_call = call;
-    t->ops->job(t->engine, &call->job);
+    kvti_ctl_hand(t, &call->job);
     return true;
 }
 
-static void end_drop(struct kvt_transport *t, bool leaked)
+static void end_drop(struct kvt_transport *t)
 {
     struct kvti_call *call = t->drop_call;
 
-    if (call != NULL && (call->done || !leaked)) {
+    if (call != NULL && call->done) {
         kvti_lock(t);
         kvti_call_unref_locked(t, call);
         kvti_call_unref_locked(t, call);
@@ -133,8 +133,8 @@ static void end_drop(struct kvt_transport *t, bool leaked)
 
 /* ------------------------------------------------------------------- end */
 
-/* Chunks that an engine may touch for ever. They are kept in sight, so that a
- * leak checker, or a person with a debugger, finds out that it was meant. */
+/* Chunks and jobs that an engine may touch for ever. They are kept in sight, so
+ * that a leak checker, or a person with a debugger, sees that it was meant. */
 static pthread_mutex_t graveyard_mu = PTHREAD_MUTEX_INITIALIZER;
 static struct kvti_list graveyard = {&graveyard, &graveyard};
 
@@ -164,6 +164,27 @@ static void end_all_chunks(struct kvt_transport *t, bool leaked)
     }
 }
 
+/* The engine is gone and has not answered these: it never will. */
+static void end_jobs(struct kvt_transport *t, bool leaked)
+{
+    struct kvti_list *node;
+
+    kvti_ctl_take_events(t);
+    while ((node = kvti_list_take(&t->open_jobs)) != NULL) {
+        struct kvti_job *job = kvti_container(node, struct kvti_job, open_node);
+
+        if (leaked) {
+            pthread_mutex_lock(&graveyard_mu);
+            kvti_list_append(&graveyard, node);
+            pthread_mutex_unlock(&graveyard_mu);
+        } else {
+            job->code = kvti_fail(&job->err, KVT_ECLOSED,
+                                  "the transport was closed meanwhile");
+            job->reported(t, job);
+        }
+    }
+}
+
 static void forget_links_locked(struct kvt_transport *t, bool leaked)
 {
     kvti_list_each(node, &t->peer_list) {
@@ -181,6 +202,7 @@ static void forget_links_locked(struct kvt_transport *t, bool leaked)
     kvti_list_each(node, &t->peer_list) {
         struct kvti_peer *peer = kvti_container(node, struct kvti_peer, node);
 
+        kvti_list_remove(&peer->step);
         peer->gone = true;
         peer->users++;
         kvti_peer_unuse_locked(t, peer);
@@ -211,14 +233,16 @@ static void end(struct kvt_transport *t)
     int drop_code = t->drop_call == NULL ? KVT_OK
                     : t->drop_call->done ? t->drop_call->code
                                          : KVT_EBUSY;
-    struct kvt_error drop_err = {0};
+    struct kvt_error drop_err;
     bool leaked;
 
+    kvti_fail(&drop_err, KVT_EBUSY, "the engine did not answer");
     if (t->drop_call != NULL && t->drop_call->done) {
         drop_err = t->drop_call->err;
     }
     leaked = t->ops->close(t->engine, call->deadline_ns) != KVT_OK;
-    end_drop(t, leaked);
+    end_jobs(t, leaked);
+    end_drop(t);
     kvti_lock(t);
     end_all_chunks(t, leaked);
     forget_links_locked(t, leaked);

@@ -178,7 +178,7 @@ static void run_call(struct kvt_transport *t, struct kvti_call *call)
 {
     switch (call->kind) {
     case KVTI_CALL_JOB:
-        t->ops->job(t->engine, &call->job);
+        kvti_ctl_hand(t, &call->job);
         break;
     case KVTI_CALL_STEP:
         kvti_ctl_peer_want(t, call->peer);
@@ -259,6 +259,7 @@ static bool take_job(struct kvt_transport *t)
         return false;
     }
     job = kvti_container(node, struct kvti_job, event_node);
+    kvti_list_remove(&job->open_node);
     job->reported(t, job);
     return true;
 }
@@ -288,7 +289,7 @@ static bool take_link_event(struct kvt_transport *t)
 }
 
 /* Jobs first: a LOAD must be known before an event of its connection. */
-static void take_events(struct kvt_transport *t)
+void kvti_ctl_take_events(struct kvt_transport *t)
 {
     while (take_job(t) || take_chunk(t) || take_link_event(t)) {
     }
@@ -387,7 +388,7 @@ static void turn(struct kvt_transport *t)
     take_calls(t);
     kvti_ctl_intake(t);
     kvti_ctl_attend(t);
-    take_events(t);
+    kvti_ctl_take_events(t);
     kvti_ctl_steps(t);
     now = kvti_now_ns();
     kvti_ctl_deadlines(t, now);
@@ -397,11 +398,12 @@ static void turn(struct kvt_transport *t)
     if (t->close_step != KVTI_CLOSE_NOT) {
         next = sooner(next, kvti_ctl_close_turn(t, now));
     }
+    if (t->quit) {
+        return;
+    }
     kvti_ctl_steps(t);
     kvti_ctl_post(t);
-    if (!t->quit) {
-        rest(t, sooner(next, t->next_deadline_ns));
-    }
+    rest(t, sooner(next, t->next_deadline_ns));
 }
 
 static void *run(void *arg)
@@ -443,6 +445,7 @@ static void init_lists(struct kvt_transport *t)
     kvti_list_init(&t->orphans);
     kvti_list_init(&t->heartbeats);
     kvti_list_init(&t->outbox);
+    kvti_list_init(&t->open_jobs);
     t->next_deadline_ns = KVTI_NEVER;
 }
 

@@ -271,8 +271,9 @@ struct kvt_transport {
     struct kvti_list steps;   /* peers whose wishes or links changed */
     struct kvti_list orphans; /* chunks nobody waits for any more */
     struct kvti_list heartbeats;
-    struct kvti_list outbox;   /* jobs to hand over once mu is free */
-    uint64_t next_deadline_ns; /* no deadline or grace ends before */
+    struct kvti_list outbox;    /* jobs to hand over once mu is free */
+    struct kvti_list open_jobs; /* with the engine */
+    uint64_t next_deadline_ns;  /* no deadline or grace ends before */
     uint64_t next_stall_ns;
     uint32_t close_step;
     struct kvti_call *close_call;
@@ -364,6 +365,8 @@ void kvti_ctl_chunk_free(struct kvt_transport *t, struct kvti_chunk *chunk);
 struct kvti_job *kvti_ctl_job_new(uint32_t kind, void *owner, void *conn);
 /* Jobs that were made while mu was held go to the engine. */
 void kvti_ctl_flush(struct kvt_transport *t);
+/* The one way of a job to the engine. */
+void kvti_ctl_hand(struct kvt_transport *t, struct kvti_job *job);
 void kvti_ctl_job_free(struct kvti_job *job);
 
 /* link.c: peers */
@@ -379,6 +382,8 @@ void kvti_ctl_link_kick(struct kvt_transport *t, struct kvti_link *link);
 uint64_t kvti_ctl_close_turn(struct kvt_transport *t, uint64_t now_ns);
 
 /* control.c */
+/* Handles every report that is queued. */
+void kvti_ctl_take_events(struct kvt_transport *t);
 /* A JOB call's job is reported: runs its `finish`. */
 void kvti_ctl_call_reported(struct kvt_transport *t, struct kvti_job *job);
 int kvti_control_init(struct kvt_transport *t, struct kvt_error *err);

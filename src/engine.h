@@ -113,11 +113,12 @@ struct kvti_job {
                             * engine's power; UINT64_MAX: none */
     void *owner;           /* the core's */
     void (*reported)(struct kvt_transport *t, struct kvti_job *job); /* too */
-    void *wrapper;          /* as in a chunk */
-    void *conn;             /* in: CONNECT, UNLOAD, NOTIFY; out: LOAD */
-    void *link;             /* LOAD: the core's name of the connection, for
+    struct kvti_list open_node; /* too: handed over and not reported */
+    void *wrapper;              /* as in a chunk */
+    void *conn;                 /* in: CONNECT, UNLOAD, NOTIFY; out: LOAD */
+    void *link;                 /* LOAD: the core's name of the connection, for
                             * report_conn */
-    struct kvti_mem **mems; /* MEM_ADD, MEM_DROP */
+    struct kvti_mem **mems;     /* MEM_ADD, MEM_DROP */
     size_t mem_count;
     const struct kvti_md *md;   /* LOAD */
     struct kvti_buf buf;        /* EXPORT: out; NOTIFY: the message */
@@ -249,6 +250,7 @@ struct kvti_engine_ops {
 };
 
 extern const struct kvti_engine_ops kvti_engine_local;
+extern const struct kvti_engine_ops kvti_engine_nixl;
 extern const struct kvti_engine_ops kvti_engine_fault;
 
 /* Engines of this build, in the order of kvt_engine_info(); NULL past it. */

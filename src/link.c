@@ -61,6 +61,7 @@ static struct kvti_link *new_link(struct kvti_peer *peer, uint64_t generation)
     kvti_list_init(&link->event_node);
     kvti_list_init(&link->job.node);
     kvti_list_init(&link->job.event_node);
+    kvti_list_init(&link->job.open_node);
     link->job.owner = link;
     link->job.link = link;
     link->job.deadline_ns = KVTI_NEVER;
@@ -132,7 +133,7 @@ static void begin_load(struct kvt_transport *t, struct kvti_peer *peer)
     link->job.reported = loaded;
     link->job.generation = (uint32_t)link->generation;
     link->job.md = &peer->md;
-    t->ops->job(t->engine, &link->job);
+    kvti_ctl_hand(t, &link->job);
 }
 
 /* Every layout over the peer must fit the regions that were loaded, and the
@@ -254,7 +255,7 @@ static void drain(struct kvt_transport *t, struct kvti_peer *peer)
         link->job.kind = KVTI_JOB_UNLOAD;
         link->job.reported = unloaded;
         link->job.conn = link->conn;
-        t->ops->job(t->engine, &link->job);
+        kvti_ctl_hand(t, &link->job);
     }
 }
 

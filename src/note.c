@@ -116,7 +116,7 @@ void kvti_ctl_notify(struct kvt_transport *t, struct kvti_call *call)
     call->job.kind = KVTI_JOB_NOTIFY;
     call->job.reported = reported;
     call->job.conn = link->conn;
-    t->ops->job(t->engine, &call->job);
+    kvti_ctl_hand(t, &call->job);
 }
 
 /* --------------------------------------------------------------- receiving */

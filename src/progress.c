@@ -37,6 +37,7 @@ struct kvti_job *kvti_ctl_job_new(uint32_t kind, void *owner, void *conn)
     if (job != NULL) {
         kvti_list_init(&job->node);
         kvti_list_init(&job->event_node);
+        kvti_list_init(&job->open_node);
         job->reported = job_reported;
         job->kind = kind;
         job->owner = owner;
@@ -52,12 +53,18 @@ void kvti_ctl_job_free(struct kvti_job *job)
     free(job);
 }
 
+void kvti_ctl_hand(struct kvt_transport *t, struct kvti_job *job)
+{
+    kvti_list_append(&t->open_jobs, &job->open_node);
+    t->ops->job(t->engine, job);
+}
+
 void kvti_ctl_flush(struct kvt_transport *t)
 {
     struct kvti_list *node;
 
     while ((node = kvti_list_take(&t->outbox)) != NULL) {
-        t->ops->job(t->engine, kvti_container(node, struct kvti_job, node));
+        kvti_ctl_hand(t, kvti_container(node, struct kvti_job, node));
     }
 }
 

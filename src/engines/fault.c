@@ -154,8 +154,7 @@ void kvti_fault_conn_free(struct kvti_fault_conn *conn)
 
 static void free_jobs(struct kvti_list *list)
 {
-    kvti_list_each(node, list)
-    {
+    kvti_list_each(node, list) {
         struct kvti_fault_job *record = kvti_container(
             node, struct kvti_fault_job, node);
 
@@ -170,16 +169,14 @@ static void free_jobs(struct kvti_list *list)
 
 static void free_all(struct kvti_fault *fault)
 {
-    kvti_list_each(node, &fault->posts)
-    {
+    kvti_list_each(node, &fault->posts) {
         kvti_fault_post_free(
             kvti_container(node, struct kvti_fault_post, node));
     }
     free_jobs(&fault->jobs_waiting);
     free_jobs(&fault->jobs_inner);
     free_jobs(&fault->jobs_late);
-    kvti_list_each(node, &fault->conns)
-    {
+    kvti_list_each(node, &fault->conns) {
         kvti_fault_conn_free(
             kvti_container(node, struct kvti_fault_conn, node));
     }

@@ -98,8 +98,7 @@ static void finish(struct kvti_fault *fault, struct kvti_fault_job *record)
         finish_one(fault, record);
         return;
     }
-    kvti_list_each(node, &fault->jobs_late)
-    {
+    kvti_list_each(node, &fault->jobs_late) {
         struct kvti_fault_job *late = kvti_container(
             node, struct kvti_fault_job, node);
 
@@ -155,8 +154,7 @@ static void settle(struct kvti_fault *fault, struct kvti_fault_conn *conn)
 
     (void)kvti_fail(&err, KVT_EDISCONNECTED, "The peer is being unloaded.");
     kvti_fault_shut(fault, conn, KVTI_FAULT_HANG);
-    kvti_list_each(node, &fault->jobs_waiting)
-    {
+    kvti_list_each(node, &fault->jobs_waiting) {
         struct kvti_fault_job *record = kvti_container(
             node, struct kvti_fault_job, node);
 
@@ -234,8 +232,7 @@ void kvti_fault_job_back(void *ctx, struct kvti_job *job, int code,
 static bool message_before(const struct kvti_fault *fault,
                            const struct kvti_fault_job *record)
 {
-    kvti_list_each(node, &fault->jobs_waiting)
-    {
+    kvti_list_each(node, &fault->jobs_waiting) {
         const struct kvti_fault_job *other = kvti_container(
             node, struct kvti_fault_job, node);
 
@@ -251,8 +248,7 @@ static bool message_before(const struct kvti_fault *fault,
 
 static struct kvti_fault_job *next_ready(const struct kvti_fault *fault)
 {
-    kvti_list_each(node, &fault->jobs_waiting)
-    {
+    kvti_list_each(node, &fault->jobs_waiting) {
         struct kvti_fault_job *record = kvti_container(
             node, struct kvti_fault_job, node);
 
@@ -353,8 +349,7 @@ void kvti_fault_job(void *self, struct kvti_job *job)
 static struct kvti_fault_job *next_due(const struct kvti_fault *fault,
                                        uint64_t now_ns, uint64_t *next_ns)
 {
-    kvti_list_each(node, &fault->jobs_late)
-    {
+    kvti_list_each(node, &fault->jobs_late) {
         struct kvti_fault_job *record = kvti_container(
             node, struct kvti_fault_job, node);
 

@@ -208,8 +208,7 @@ void kvti_fault_shut(struct kvti_fault *fault, struct kvti_fault_conn *conn,
     uint64_t now_ns = kvti_now_ns();
 
     conn->shut = true;
-    kvti_list_each(node, &fault->posts)
-    {
+    kvti_list_each(node, &fault->posts) {
         struct kvti_fault_post *post = kvti_container(
             node, struct kvti_fault_post, node);
 
@@ -266,8 +265,7 @@ static bool start(struct kvti_fault *fault, struct kvti_fault_post *post)
 void kvti_fault_orphan_posts(struct kvti_fault *fault,
                              const struct kvti_fault_conn *conn)
 {
-    kvti_list_each(node, &fault->posts)
-    {
+    kvti_list_each(node, &fault->posts) {
         struct kvti_fault_post *post = kvti_container(
             node, struct kvti_fault_post, node);
 
@@ -310,8 +308,7 @@ static void wait_inline(struct kvti_fault *fault)
 
 static struct kvti_fault_post *next_ready(struct kvti_fault *fault)
 {
-    kvti_list_each(node, &fault->posts)
-    {
+    kvti_list_each(node, &fault->posts) {
         struct kvti_fault_post *post = kvti_container(
             node, struct kvti_fault_post, node);
 
@@ -434,8 +431,7 @@ uint64_t kvti_fault_turn_posts(struct kvti_fault *fault, uint64_t now_ns)
 
     run_posts(fault);
     kvti_fault_lock(fault);
-    kvti_list_each(node, &fault->posts)
-    {
+    kvti_list_each(node, &fault->posts) {
         struct kvti_fault_post *post = kvti_container(
             node, struct kvti_fault_post, node);
         uint64_t due_ns;

@@ -73,8 +73,7 @@ static void drop_chunks(struct kvti_local_conn *conn)
 
     kvti_list_init(&dropped);
     pthread_mutex_lock(&engine->mu);
-    kvti_list_each(each, &engine->chunks)
-    {
+    kvti_list_each(each, &engine->chunks) {
         struct kvti_chunk *chunk = kvti_container(each, struct kvti_chunk,
                                                   node);
 
@@ -175,8 +174,7 @@ static uint64_t turn_unloads(struct kvti_local *engine, uint64_t now_ns)
     const struct kvti_env *env = engine->env;
     uint64_t next_ns = KVTI_NEVER_NS;
 
-    kvti_list_each(node, &engine->unloading)
-    {
+    kvti_list_each(node, &engine->unloading) {
         struct kvti_local_conn *conn = kvti_container(
             node, struct kvti_local_conn, node);
         struct kvti_job *job = conn->unload;

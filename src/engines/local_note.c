@@ -232,8 +232,7 @@ static int send_jobs(struct kvti_local_conn *conn)
     const struct kvti_env *env = conn->engine->env;
     struct kvti_local_out *out = &conn->out;
 
-    kvti_list_each(node, &out->jobs)
-    {
+    kvti_list_each(node, &out->jobs) {
         struct kvti_job *job = kvti_container(node, struct kvti_job, node);
         int code = 0;
 
@@ -346,8 +345,7 @@ static uint64_t expire(struct kvti_local_conn *conn, uint64_t now_ns)
 {
     const struct kvti_env *env = conn->engine->env;
 
-    kvti_list_each(node, &conn->out.jobs)
-    {
+    kvti_list_each(node, &conn->out.jobs) {
         struct kvti_job *job = kvti_container(node, struct kvti_job, node);
         struct kvt_error err;
 
@@ -370,8 +368,7 @@ uint64_t kvti_local_out_turn(struct kvti_local *engine, uint64_t now_ns)
 {
     uint64_t next_ns = KVTI_NEVER_NS;
 
-    kvti_list_each(node, &engine->out_waiting)
-    {
+    kvti_list_each(node, &engine->out_waiting) {
         struct kvti_local_conn *conn = kvti_container(
             node, struct kvti_local_conn, out.node);
         uint64_t at_ns;

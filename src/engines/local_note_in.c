@@ -177,8 +177,7 @@ void kvti_local_notes_wanted(void *self)
         return;
     }
     engine->held = false;
-    kvti_list_each(node, &engine->ins)
-    {
+    kvti_list_each(node, &engine->ins) {
         struct kvti_local_in *in = kvti_container(node, struct kvti_local_in,
                                                   node);
 
@@ -332,8 +331,7 @@ void kvti_local_unlisten(struct kvti_local *engine)
     }
     close(engine->listener.fd);
     engine->listener.fd = -1;
-    kvti_list_each(node, &engine->ins)
-    {
+    kvti_list_each(node, &engine->ins) {
         in_close(kvti_container(node, struct kvti_local_in, node));
     }
     kvti_local_ins_sweep(engine);

@@ -333,8 +333,7 @@ static void gather_conns(struct kvti_local *engine, struct kvti_list *ret)
 /* The core's descriptors and everything that can call back. */
 static void unwatch_all(struct kvti_local *engine)
 {
-    kvti_list_each(node, &engine->conns)
-    {
+    kvti_list_each(node, &engine->conns) {
         struct kvti_local_conn *conn = kvti_container(
             node, struct kvti_local_conn, node);
 

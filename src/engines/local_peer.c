@@ -37,8 +37,7 @@ static void proc_died(struct kvti_watch *watch, uint32_t events)
     proc->watched = false;
     env->unwatch(env->ctx, watch);
     kvti_fail(&why, KVT_EDISCONNECTED, "process %d has ended", proc->pid);
-    kvti_list_each(node, &proc->conns)
-    {
+    kvti_list_each(node, &proc->conns) {
         struct kvti_local_conn *conn = kvti_container(
             node, struct kvti_local_conn, proc_node);
 
@@ -107,8 +106,7 @@ static int proc_get(struct kvti_local *engine, const struct kvti_local_id *id,
     int code = KVT_OK;
 
     *ret = NULL;
-    kvti_list_each(node, &engine->procs)
-    {
+    kvti_list_each(node, &engine->procs) {
         struct kvti_local_proc *proc = kvti_container(
             node, struct kvti_local_proc, node);
 
@@ -207,8 +205,7 @@ static int target_get(struct kvti_local *engine, const struct kvti_md *md,
 {
     struct kvti_list *bucket = target_bucket(engine, &md->local);
 
-    kvti_list_each(node, bucket)
-    {
+    kvti_list_each(node, bucket) {
         struct kvti_local_target *target = kvti_container(
             node, struct kvti_local_target, node);
 
@@ -282,8 +279,7 @@ void kvti_local_conn_forget(struct kvti_local_conn *conn)
 void kvti_local_procs_forget(struct kvti_local *engine)
 {
     for (size_t i = 0; i < KVTI_TARGET_BUCKETS; i++) {
-        kvti_list_each(node, &engine->targets[i])
-        {
+        kvti_list_each(node, &engine->targets[i]) {
             struct kvti_local_target *target = kvti_container(
                 node, struct kvti_local_target, node);
 
@@ -291,8 +287,7 @@ void kvti_local_procs_forget(struct kvti_local *engine)
             free(target);
         }
     }
-    kvti_list_each(node, &engine->procs)
-    {
+    kvti_list_each(node, &engine->procs) {
         free(kvti_container(node, struct kvti_local_proc, node));
     }
 }
