@@ -56,7 +56,8 @@ struct row {
     uint64_t count;
     uint64_t block_bytes;
     struct histogram ns;
-    bool own_refused; /* a bad index at the end of our list */
+    struct histogram quiet_ns; /* of the calls that were not preempted */
+    bool own_refused;          /* a bad index at the end of our list */
     bool peer_refused;
 };
 
@@ -222,6 +223,7 @@ static int measure(struct bench *bench, struct row *row)
                           row->block_bytes, &bench->peers);
     }
     for (uint32_t i = 0; rc == CLI_OK && i < WARM_CALLS + CALLS; i++) {
+        uint64_t preemptions = cli_preemptions();
         uint64_t begin = cli_now_ns();
         kvt_xfer xfer;
         uint64_t ns;
@@ -232,6 +234,9 @@ static int measure(struct bench *bench, struct row *row)
         ns = cli_now_ns() - begin;
         if (i >= WARM_CALLS) {
             histogram_add(&row->ns, ns);
+            if (cli_preemptions() == preemptions) {
+                histogram_add(&row->quiet_ns, ns);
+            }
         }
         rc = finish(bench, xfer);
     }
@@ -240,33 +245,49 @@ static int measure(struct bench *bench, struct row *row)
     return rc;
 }
 
-static double per_index_ns(const struct row *row, double percent)
+static double to_us(const struct histogram *histogram, double percent)
 {
-    return (double)histogram_percentile(&row->ns, percent) / (double)row->count;
+    return (double)histogram_percentile(histogram, percent) / 1e3;
+}
+
+static double per_index_ns(const struct histogram *histogram, double percent,
+                           uint64_t count)
+{
+    return (double)histogram_percentile(histogram, percent) / (double)count;
+}
+
+static void print_head(void)
+{
+    printf("%7s %11s %9s %9s %9s %9s %9s  %s\n", "blocks", "block", "p50",
+           "p99", "p99 quiet", "p50", "p99 quiet", "a bad");
+    printf("%7s %11s %9s %9s %9s %9s %9s  %s\n", "", "", "us", "us", "us",
+           "ns/index", "ns/index", "index is");
 }
 
 static void print_row(const struct row *row)
 {
     char size[CLI_SIZE_TEXT];
 
-    printf("%7llu %11s %10.2f %10.2f %12.1f %12.1f   %s\n",
+    printf("%7llu %11s %9.2f %9.2f %9.2f %9.1f %9.1f  %s\n",
            (unsigned long long)row->count,
-           cli_format_size(row->block_bytes, size),
-           (double)histogram_percentile(&row->ns, 50) / 1e3,
-           (double)histogram_percentile(&row->ns, 99) / 1e3,
-           per_index_ns(row, 50), per_index_ns(row, 99),
+           cli_format_size(row->block_bytes, size), to_us(&row->ns, 50),
+           to_us(&row->ns, 99), to_us(&row->quiet_ns, 99),
+           per_index_ns(&row->ns, 50, row->count),
+           per_index_ns(&row->quiet_ns, 99, row->count),
            row->own_refused && row->peer_refused ? "refused" : "ACCEPTED");
 }
 
 static json_t *row_object(const struct row *row)
 {
     return json_pack(
-        "{sI, sI, s{sf, sf}, s{sf, sf}, sb}", "blocks", (json_int_t)row->count,
-        "block_bytes", (json_int_t)row->block_bytes, "submit_us", "p50",
-        (double)histogram_percentile(&row->ns, 50) / 1e3, "p99",
-        (double)histogram_percentile(&row->ns, 99) / 1e3, "ns_per_index", "p50",
-        per_index_ns(row, 50), "p99", per_index_ns(row, 99),
-        "bad_index_refused", row->own_refused && row->peer_refused);
+        "{sI, sI, s{sf, sf, sf}, s{sf, sf}, sI, sb}", "blocks",
+        (json_int_t)row->count, "block_bytes", (json_int_t)row->block_bytes,
+        "submit_us", "p50", to_us(&row->ns, 50), "p99", to_us(&row->ns, 99),
+        "p99_not_preempted", to_us(&row->quiet_ns, 99), "ns_per_index", "p50",
+        per_index_ns(&row->ns, 50, row->count), "p99_not_preempted",
+        per_index_ns(&row->quiet_ns, 99, row->count), "preempted",
+        (json_int_t)(row->ns.count - row->quiet_ns.count), "bad_index_refused",
+        row->own_refused && row->peer_refused);
 }
 
 static int run_rows(struct bench *bench, bool json)
@@ -276,8 +297,7 @@ static int run_rows(struct bench *bench, bool json)
     bool good = true;
 
     if (!json) {
-        printf("%7s %11s %10s %10s %12s %12s   %s\n", "blocks", "block bytes",
-               "p50 us", "p99 us", "p50 ns/index", "p99 ns/index", "bad index");
+        print_head();
     }
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         for (size_t j = 0; j < sizeof(counts) / sizeof(counts[0]); j++) {
@@ -300,7 +320,8 @@ static int run_rows(struct bench *bench, bool json)
         json_t *object = json_pack("{ss, si, sO}", "version", kvt_version(),
                                    "calls", (int)CALLS, "rows", rows);
 
-        (void)json_dumpf(object, stdout, JSON_INDENT(2));
+        (void)json_dumpf(object, stdout,
+                         JSON_INDENT(2) | JSON_REAL_PRECISION(9));
         printf("\n");
         json_decref(object);
     }
@@ -311,7 +332,7 @@ static int run_rows(struct bench *bench, bool json)
 struct arguments {
     const char *engine;
     bool json;
-    bool submit;
+    const char *bench;
 };
 
 static error_t take_option(int key, char *arg, struct argp_state *state)
@@ -326,10 +347,12 @@ static error_t take_option(int key, char *arg, struct argp_state *state)
         arguments->engine = arg;
         return 0;
     case ARGP_KEY_ARG:
-        if (strcmp(arg, "submit") != 0 || arguments->submit) {
-            return args_refuse("bench: \"%s\" is no bench; 'submit' is", arg);
+        if (arguments->bench != NULL ||
+            (strcmp(arg, "submit") != 0 && strcmp(arg, "scale") != 0)) {
+            return args_refuse(
+                "bench: \"%s\" is no bench; 'submit' and 'scale' are", arg);
         }
-        arguments->submit = true;
+        arguments->bench = arg;
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -348,10 +371,11 @@ int bench_main(int argc, char **argv)
     static const struct argp argp = {
         .options = options,
         .parser = take_option,
-        .args_doc = "submit",
+        .args_doc = "submit|scale",
         .doc = "Times kvt_write_blocks() alone, for 1, 64 and 4096 blocks of "
                "4 KiB and 1 MiB, and checks that a list of each size with a "
-               "bad index is refused by the call.",
+               "bad index is refused by the call. Quiet calls are those in "
+               "which the kernel did not give the CPU to another thread.",
     };
     static struct bench bench;
     struct arguments arguments = {.engine = "local"};
@@ -361,9 +385,12 @@ int bench_main(int argc, char **argv)
     if (rc != CLI_OK) {
         return rc == ARGS_HELPED ? CLI_OK : rc;
     }
-    if (!arguments.submit) {
-        cli_error("bench: which one? 'kvt bench submit' is there");
+    if (arguments.bench == NULL) {
+        cli_error("bench: which one? 'submit' and 'scale' are there");
         return CLI_USAGE;
+    }
+    if (strcmp(arguments.bench, "scale") == 0) {
+        return bench_scale(arguments.engine, arguments.json);
     }
     shuffle(bench.own_list, 1);
     shuffle(bench.peer_list, 2);

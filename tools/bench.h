@@ -3,6 +3,11 @@
 #ifndef KVT_TOOLS_BENCH_H
 #define KVT_TOOLS_BENCH_H
 
+#include <stdbool.h>
+
 int bench_main(int argc, char **argv);
+
+/* kvt bench scale: an exit status. */
+int bench_scale(const char *engine, bool json);
 
 #endif /* KVT_TOOLS_BENCH_H */

@@ -211,7 +211,7 @@ static void print_json(const struct host_facts *facts)
     set(object, "version", json_string(kvt_version()));
     set(object, "engines", engine_list());
     set(object, "host", host_object(facts));
-    (void)json_dumpf(object, stdout, JSON_INDENT(2));
+    (void)json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
     printf("\n");
     json_decref(object);
 }

@@ -135,12 +135,12 @@ static void open_pool(struct node *node)
     struct kvt_error err = {0};
     struct kvt_region *regions;
 
-    if (pool_open(&node->pool, &node->config.geometry, node->config.slots,
-                  node->config.shm != 0, &err) != KVT_OK) {
+    if (kvpool_open(&node->pool, &node->config.geometry, node->config.slots,
+                    node->config.shm != 0, &err) != KVT_OK) {
         node_fail(node, "%s", err.text);
     }
     slots_open(&node->slots, (uint32_t)node->config.slots);
-    regions = pool_regions(&node->pool);
+    regions = kvpool_regions(&node->pool);
     if (kvt_register(node->transport, regions, node->config.geometry.regions, 0,
                      &err) != KVT_OK) {
         node_fail(node, "the pool cannot be registered: %s", err.text);
@@ -196,7 +196,7 @@ static void finish(struct node *node, struct proto_message *message)
     char *text = NULL;
     size_t length = 0;
 
-    if (!pool_guards_intact(&node->pool)) {
+    if (!kvpool_guards_intact(&node->pool)) {
         wrong++;
     }
     if (metrics &&
@@ -332,7 +332,7 @@ int node_main(void)
     holder_close(&node);
     fetcher_close(&node);
     slots_close(&node.slots);
-    pool_close(&node.pool);
+    kvpool_close(&node.pool);
     proto_close(&node.control);
     return CLI_OK;
 }

@@ -18,7 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "pool.h"
+#include "kvpool.h"
 #include "proto.h"
 #include "slots.h"
 
@@ -94,7 +94,7 @@ struct node {
     struct proto control;
     struct node_config config;
     kvt_transport *transport;
-    struct pool pool;
+    struct kvpool pool;
     struct slots slots;
     struct node_mover *mover;
     struct node_holder *holder;   /* NULL in a fetcher */

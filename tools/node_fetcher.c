@@ -79,7 +79,7 @@ static uint64_t poison_key(const struct node *node, uint32_t slot)
 
 static void poison(struct node *node, uint32_t slot)
 {
-    pool_fill(&node->pool, slot, poison_key(node, slot));
+    kvpool_fill(&node->pool, slot, poison_key(node, slot));
 }
 
 void fetcher_open(struct node *node)
@@ -96,8 +96,8 @@ void fetcher_open(struct node *node)
     fetcher->corrupt = node->config.corrupt;
     for (uint32_t i = 0; i < count; i++) {
         poison(node, i);
-        fetcher->poison_sums[i] = pool_expected(&node->pool.geometry,
-                                                poison_key(node, i));
+        fetcher->poison_sums[i] = kvpool_expected(&node->pool.geometry,
+                                                  poison_key(node, i));
         node->slots.at[i].checksum = fetcher->poison_sums[i];
     }
     node->fetcher = fetcher;
@@ -389,7 +389,7 @@ static bool has_changed(struct node *node, uint32_t slot)
         return false;
     }
     fetcher->rounds[slot] = fetcher->round;
-    sum = pool_checksum(&node->pool, slot);
+    sum = kvpool_checksum(&node->pool, slot);
     if (sum == node->slots.at[slot].checksum) {
         return false;
     }
@@ -407,11 +407,11 @@ static uint64_t check_around(struct node *node, uint32_t slot)
 
 static uint64_t check_guards(struct node *node)
 {
-    if (pool_guards_intact(&node->pool)) {
+    if (kvpool_guards_intact(&node->pool)) {
         return 0;
     }
     /* Counted once, like a slot. */
-    pool_rebase_guards(&node->pool);
+    kvpool_rebase_guards(&node->pool);
     return 1;
 }
 
@@ -422,13 +422,13 @@ static void spoil(struct node *node, uint32_t slot)
     uint32_t beside = slot > 0 ? slot - 1 : slot + 1;
 
     if (fetcher->corrupt == CORRUPT_BLOCK) {
-        pool_spoil_slot(&node->pool, slot);
+        kvpool_spoil_slot(&node->pool, slot);
     } else if (fetcher->corrupt == CORRUPT_GUARD) {
-        pool_spoil_guard(&node->pool);
+        kvpool_spoil_guard(&node->pool);
     } else if (fetcher->corrupt == CORRUPT_NEIGHBOUR &&
                beside < node->slots.count &&
                slots_at_rest(&node->slots, beside)) {
-        pool_spoil_slot(&node->pool, beside);
+        kvpool_spoil_slot(&node->pool, beside);
     } else {
         return; /* the next landing may have a neighbour at rest */
     }
@@ -438,10 +438,10 @@ static void spoil(struct node *node, uint32_t slot)
 /* Compares a landed block with what its key says and settles its slot. */
 static bool check_block(struct node *node, uint32_t slot, uint64_t key)
 {
-    uint64_t expected = pool_expected(&node->pool.geometry, key);
+    uint64_t expected = kvpool_expected(&node->pool.geometry, key);
 
     node->fetcher->rounds[slot] = node->fetcher->round;
-    if (pool_checksum(&node->pool, slot) == expected) {
+    if (kvpool_checksum(&node->pool, slot) == expected) {
         slots_settle(&node->slots, slot, expected);
         return true;
     }
@@ -514,7 +514,7 @@ uint64_t fetcher_sweep(const struct node *node)
 
     for (uint32_t i = 0; i < node->slots.count; i++) {
         if (slots_at_rest(&node->slots, i) &&
-            pool_checksum(&node->pool, i) != node->slots.at[i].checksum) {
+            kvpool_checksum(&node->pool, i) != node->slots.at[i].checksum) {
             wrong++;
         }
     }

@@ -63,7 +63,7 @@ static uint32_t hold_block(struct node *node, uint64_t id)
     }
     slot = slots_take(&node->slots, id);
     if (slot != SLOT_NONE) {
-        pool_fill(&node->pool, slot, node_block_key(node->config.secret, id));
+        kvpool_fill(&node->pool, slot, node_block_key(node->config.secret, id));
         slots_settle(&node->slots, slot, 0);
     }
     return slot;
@@ -153,9 +153,10 @@ uint64_t holder_sweep(const struct node *node)
         const struct slot *slot = &node->slots.at[i];
 
         if (slot->state == SLOT_RESIDENT &&
-            pool_checksum(&node->pool, i) !=
-                pool_expected(&node->pool.geometry,
-                              node_block_key(node->config.secret, slot->id))) {
+            kvpool_checksum(&node->pool, i) !=
+                kvpool_expected(
+                    &node->pool.geometry,
+                    node_block_key(node->config.secret, slot->id))) {
             wrong++;
         }
     }

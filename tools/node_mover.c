@@ -48,8 +48,9 @@ void mover_open(struct node *node)
 {
     struct node_mover *mover = cli_alloc(1, sizeof(*mover));
     struct kvt_error err = {0};
-    struct kvt_run *runs = pool_runs(&node->config.geometry, node->config.slots,
-                                     (uint64_t)(uintptr_t)node->pool.base);
+    struct kvt_run *runs = kvpool_runs(&node->config.geometry,
+                                       node->config.slots,
+                                       (uint64_t)(uintptr_t)node->pool.base);
 
     mover->tail = &mover->head;
     mover->peers = cli_alloc(node->config.peers, sizeof(*mover->peers));
@@ -122,7 +123,7 @@ void mover_add_peer(struct node *node, struct proto_message *message)
         node_fail(node, "peer %llu cannot be added: %s",
                   (unsigned long long)index, err.text);
     }
-    runs = pool_runs(&node->config.geometry, node->config.slots, base);
+    runs = kvpool_runs(&node->config.geometry, node->config.slots, base);
     if (kvt_prepare(node->transport, peer->id, "pool", runs,
                     node->config.geometry.regions, &peer->layout,
                     &err) != KVT_OK) {
@@ -265,10 +266,10 @@ static void spread(const struct node *node, struct move *move,
     for (uint64_t r = 0; r < geometry->regions; r++) {
         for (size_t i = 0; i < count; i++) {
             for (uint64_t page = 0; page < geometry->pages; page++) {
-                move->own[at] = pool_index(geometry, node->config.slots, r,
-                                           slots[2 * i], page);
-                move->peers[at] = pool_index(geometry, node->config.slots, r,
-                                             slots[2 * i + 1], page);
+                move->own[at] = kvpool_index(geometry, node->config.slots, r,
+                                             slots[2 * i], page);
+                move->peers[at] = kvpool_index(geometry, node->config.slots, r,
+                                               slots[2 * i + 1], page);
                 at++;
             }
         }

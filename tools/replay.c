@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "args.h"
-#include "pool.h"
+#include "kvpool.h"
 
 /* Most slots of a pool. Each costs some 100 bytes in tables beside the pool,
  * which would outgrow a pool of tiny blocks. */
@@ -46,8 +46,8 @@ static int choose_geometry(struct replay *replay)
         cli_error("replay: %s", error);
         return CLI_USAGE;
     }
-    replay->slots_wanted = pool_slots_in(&replay->geometry, pool);
-    replay->slots = pool_slots_in(&replay->geometry, options->memory);
+    replay->slots_wanted = kvpool_slots_in(&replay->geometry, pool);
+    replay->slots = kvpool_slots_in(&replay->geometry, options->memory);
     if (replay->slots > replay->slots_wanted) {
         replay->slots = replay->slots_wanted;
     }

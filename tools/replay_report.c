@@ -359,7 +359,7 @@ void report_json(struct replay *replay)
     }
     set_shape(object, replay);
     (void)json_object_set_new(object, "holders", list_holders(replay));
-    (void)json_dumpf(object, stdout, JSON_INDENT(2));
+    (void)json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
     printf("\n");
     json_decref(object);
 }

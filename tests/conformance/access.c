@@ -11,6 +11,7 @@
 #include "suite.h"
 
 #define NOBODY 65534
+#define PAGE ((size_t)4096)
 
 /* b gets more memory: one region at `addr`, and a layout over it. */
 static kvt_layout give_more(struct pair *pair, const struct kvt_region *region,
@@ -67,7 +68,7 @@ static const struct pool_shape pages = {.block_bytes = 4096, .count = 16};
 /* The same process: a plain copy would be a SIGSEGV here. */
 static void unmapped_memory_in_this_process_is_an_error(void **state)
 {
-    struct kvt_region region = {.length = 16 * 4096};
+    struct kvt_region region = {.length = 16 * PAGE};
     struct kvt_result result;
     struct pair pair;
     void *memory;
@@ -81,7 +82,7 @@ static void unmapped_memory_in_this_process_is_an_error(void **state)
     assert_ptr_not_equal(memory, MAP_FAILED);
     region.addr = (uintptr_t)memory;
     layout = give_more(&pair, &region, 16);
-    assert_int_equal(munmap((char *)memory + 8 * 4096, 4096), 0);
+    assert_int_equal(munmap((char *)memory + 8 * PAGE, 4096), 0);
     result = write_to(&pair, layout, 8);
     assert_failed(&result);
     assert_int_equal(write_to(&pair, layout, 7).state, KVT_DONE);
@@ -122,7 +123,7 @@ static void our_own_unmapped_memory_is_an_error(void **state)
  * copies into a mapping of it. */
 static void a_file_cut_short_is_an_error_never_a_signal(void **state)
 {
-    struct kvt_region region = {.length = 16 * 4096, .flags = KVT_REGION_FD};
+    struct kvt_region region = {.length = 16 * PAGE, .flags = KVT_REGION_FD};
     struct kvt_result result;
     struct pair pair;
     void *memory;
@@ -140,14 +141,14 @@ static void a_file_cut_short_is_an_error_never_a_signal(void **state)
     region.addr = (uintptr_t)memory;
     layout = give_more(&pair, &region, 16);
     assert_int_equal(write_to(&pair, layout, 8).state, KVT_DONE);
-    assert_memory_equal((char *)memory + 8 * 4096, pool_block(&pair.a.pool, 8),
+    assert_memory_equal((char *)memory + 8 * PAGE, pool_block(&pair.a.pool, 8),
                         4096);
-    assert_int_equal(ftruncate(region.fd, 8 * 4096), 0);
+    assert_int_equal(ftruncate(region.fd, 8 * PAGE), 0);
     result = write_to(&pair, layout, 8);
     assert_failed(&result);
     assert_int_equal(write_to(&pair, layout, 7).state, KVT_DONE);
     /* It was not grown again by the attempt. */
-    assert_int_equal(lseek(region.fd, 0, SEEK_END), 8 * 4096);
+    assert_int_equal(lseek(region.fd, 0, SEEK_END), 8 * PAGE);
     assert_still_works(&pair);
     pair_close(&pair);
     (void)munmap(memory, region.length);
@@ -156,7 +157,7 @@ static void a_file_cut_short_is_an_error_never_a_signal(void **state)
 
 static void read_only_memory_is_not_written(void **state)
 {
-    struct kvt_region region = {.length = 16 * 4096};
+    struct kvt_region region = {.length = 16 * PAGE};
     struct kvt_result result;
     struct pair pair;
     void *memory;

@@ -318,7 +318,8 @@ static void ten_million_blocks_cost_no_memory(void **state)
     (void)state;
     before = usage_now();
     big_open(&big, &pair, 64, 10000000);
-    assert_true(usage_now().heap_bytes < before.heap_bytes + 16 * 1048576);
+    assert_true(usage_now().heap_bytes <
+                before.heap_bytes + (uint64_t)16 * 1048576);
     for (size_t i = 0; i < 5; i++) {
         big_write(&big, &pair, some[i]);
     }

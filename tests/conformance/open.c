@@ -241,6 +241,7 @@ static void peers_are_limited(void **state)
     assert_kvt_fails_with(kvt_peer_add(node.t, &params, &peer, ERR), KVT_EAGAIN,
                           "peers_max");
     assert_int_equal(peer, 0);
+    assert_int_equal(kvt_peer_loaded(node.t, one), 1);
     /* The same name again takes its own place. */
     one = node_add(&node, "one", metadata, params.metadata_length);
     assert_kvt_ok(kvt_peer_remove(node.t, one));

@@ -121,8 +121,8 @@ static void blocks_are_counted_through_the_runs_in_order(void **state)
 {
     struct kvt_run runs[3];
     struct pair pair;
-    kvt_layout ours;
-    kvt_layout theirs;
+    kvt_layout ours = 0;
+    kvt_layout theirs = 0;
     uint32_t from[] = {0, 7, 8, 23, 24, 63};
     uint32_t to[] = {63, 8, 7, 24, 23, 0};
     struct kvt_indices local = indices_u32(from, 6);
@@ -159,8 +159,8 @@ static void block_lengths_are_compared_pair_by_pair(void **state)
 {
     struct kvt_run runs[2];
     struct pair pair;
-    kvt_layout ours;
-    kvt_layout theirs;
+    kvt_layout ours = 0;
+    kvt_layout theirs = 0;
     uint32_t from[] = {0, 33};
     uint32_t to[] = {1, 34};
     struct kvt_indices local = indices_u32(from, 2);

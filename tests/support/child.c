@@ -245,7 +245,7 @@ static void obey(int fd, struct node *node, struct child_message *message,
         send_note(node, message, bytes);
         break;
     case CHILD_NOTE:
-        *ret_bytes = malloc(message->count + 1);
+        *ret_bytes = malloc((size_t)message->count + 1);
         length = wait_note(node->t, *ret_bytes, message->count).length;
         break;
     case CHILD_FORK:

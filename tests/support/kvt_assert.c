@@ -75,6 +75,19 @@ uint64_t test_now_ns(void)
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
+uint64_t test_wait_ns(void)
+{
+    const char *seconds = getenv("KVT_TEST_WAIT_S");
+    uint64_t number = seconds == NULL ? 0 : strtoull(seconds, NULL, 10);
+
+    return (number == 0 ? 30 : number) * UINT64_C(1000000000);
+}
+
+int test_wait_ms(void)
+{
+    return (int)(test_wait_ns() / 1000000);
+}
+
 void test_yield(void)
 {
     (void)poll(NULL, 0, 1);

@@ -319,7 +319,7 @@ bool wait_fd(kvt_transport *t, int timeout_ms)
 void wait_results(kvt_transport *t, kvt_peer peer, struct kvt_result *ret,
                   size_t count)
 {
-    uint64_t until = test_now_ns() + TEST_WAIT_NS;
+    uint64_t until = test_now_ns() + test_wait_ns();
     size_t have = 0;
 
     for (;;) {
@@ -330,9 +330,8 @@ void wait_results(kvt_transport *t, kvt_peer peer, struct kvt_result *ret,
         if (have == count) {
             return;
         }
-        if (test_now_ns() > until ||
-            !wait_fd(t, (int)(TEST_WAIT_NS / 1000000))) {
-            fail_msg("%zu of %zu results within 30 s", have, count);
+        if (test_now_ns() > until || !wait_fd(t, test_wait_ms())) {
+            fail_msg("%zu of %zu results in time", have, count);
         }
         if (got == 0) {
             test_yield(); /* readable for another peer, perhaps */
@@ -397,14 +396,13 @@ struct kvt_stats stats_of(kvt_transport *t)
 struct kvt_notification wait_note(kvt_transport *t, void *buffer,
                                   size_t capacity)
 {
-    uint64_t until = test_now_ns() + TEST_WAIT_NS;
+    uint64_t until = test_now_ns() + test_wait_ns();
     struct kvt_notification note = {0};
     int got;
 
     while ((got = kvt_notification(t, &note, buffer, capacity)) == 0) {
-        if (test_now_ns() > until ||
-            !wait_fd(t, (int)(TEST_WAIT_NS / 1000000))) {
-            fail_msg("%s", "no notification within 30 s");
+        if (test_now_ns() > until || !wait_fd(t, test_wait_ms())) {
+            fail_msg("%s", "no notification in time");
         }
     }
     assert_int_equal(got, 1);

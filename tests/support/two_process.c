@@ -18,7 +18,7 @@ static void answer_of(struct child *child, struct child_message *message,
 {
     struct pollfd ready = {.fd = child->fd, .events = POLLIN};
 
-    if (poll(&ready, 1, (int)(TEST_WAIT_NS / 1000000)) != 1) {
+    if (poll(&ready, 1, test_wait_ms()) != 1) {
         fail_msg("%s", "the second process does not answer");
     }
     if (!child_receive(child->fd, message, ret_bytes)) {

@@ -5,7 +5,7 @@
  * wrong slot, region or place, twice, in part or not at all changes the
  * checksum, and whoever has not the key cannot make the bytes.
  */
-#include "pool.h"
+#include "kvpool.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -37,7 +37,7 @@ static uint64_t stride_of(const struct geometry *geometry, uint64_t slots)
     return round_up(region_bytes(geometry, slots), GUARD_BYTES) + GUARD_BYTES;
 }
 
-uint64_t pool_slots_in(const struct geometry *geometry, uint64_t memory)
+uint64_t kvpool_slots_in(const struct geometry *geometry, uint64_t memory)
 {
     uint64_t share;
 
@@ -53,30 +53,30 @@ uint64_t pool_slots_in(const struct geometry *geometry, uint64_t memory)
     return (share - GUARD_BYTES) / geometry_piece_bytes(geometry);
 }
 
-uint64_t pool_region_offset(const struct geometry *geometry, uint64_t slots,
-                            uint64_t index)
+uint64_t kvpool_region_offset(const struct geometry *geometry, uint64_t slots,
+                              uint64_t index)
 {
     return GUARD_BYTES + index * stride_of(geometry, slots);
 }
 
-uint64_t pool_index(const struct geometry *geometry, uint64_t slots,
-                    uint64_t region, uint64_t slot, uint64_t page)
+uint64_t kvpool_index(const struct geometry *geometry, uint64_t slots,
+                      uint64_t region, uint64_t slot, uint64_t page)
 {
     return (region * slots + slot) * geometry->pages + page;
 }
 
 /* The bytes between the end of region `index` and the next region. */
-static unsigned char *guard_after(const struct pool *pool, uint64_t index,
+static unsigned char *guard_after(const struct kvpool *pool, uint64_t index,
                                   uint64_t *ret_length)
 {
     uint64_t used = region_bytes(&pool->geometry, pool->slots);
 
     *ret_length = pool->region_stride - used;
     return pool->base +
-           pool_region_offset(&pool->geometry, pool->slots, index) + used;
+           kvpool_region_offset(&pool->geometry, pool->slots, index) + used;
 }
 
-static void fill_guards(struct pool *pool)
+static void fill_guards(struct kvpool *pool)
 {
     memset(pool->base, GUARD_BYTE, GUARD_BYTES);
     for (uint64_t r = 0; r < pool->geometry.regions; r++) {
@@ -87,7 +87,7 @@ static void fill_guards(struct pool *pool)
     }
 }
 
-static uint64_t sum_guards(const struct pool *pool)
+static uint64_t sum_guards(const struct kvpool *pool)
 {
     XXH3_state_t state;
 
@@ -102,24 +102,24 @@ static uint64_t sum_guards(const struct pool *pool)
     return XXH3_64bits_digest(&state);
 }
 
-bool pool_guards_intact(const struct pool *pool)
+bool kvpool_guards_intact(const struct kvpool *pool)
 {
     return sum_guards(pool) == pool->guard_sum;
 }
 
-void pool_rebase_guards(struct pool *pool)
+void kvpool_rebase_guards(struct kvpool *pool)
 {
     pool->guard_sum = sum_guards(pool);
 }
 
-int pool_open(struct pool *pool, const struct geometry *geometry,
-              uint64_t slots, bool shm, struct kvt_error *err)
+int kvpool_open(struct kvpool *pool, const struct geometry *geometry,
+                uint64_t slots, bool shm, struct kvt_error *err)
 {
-    struct pool made = {
+    struct kvpool made = {
         .geometry = *geometry,
         .slots = slots,
         .region_stride = stride_of(geometry, slots),
-        .bytes = pool_region_offset(geometry, slots, geometry->regions),
+        .bytes = kvpool_region_offset(geometry, slots, geometry->regions),
         .is_shm = shm,
     };
 
@@ -153,7 +153,7 @@ int pool_open(struct pool *pool, const struct geometry *geometry,
     return KVT_OK;
 }
 
-void pool_close(struct pool *pool)
+void kvpool_close(struct kvpool *pool)
 {
     if (pool->base == NULL) {
         return;
@@ -166,13 +166,13 @@ void pool_close(struct pool *pool)
     pool->base = NULL;
 }
 
-struct kvt_region *pool_regions(const struct pool *pool)
+struct kvt_region *kvpool_regions(const struct kvpool *pool)
 {
     uint64_t count = pool->geometry.regions;
     struct kvt_region *regions = cli_alloc(count, sizeof(*regions));
 
     for (uint64_t r = 0; r < count; r++) {
-        uint64_t offset = pool_region_offset(&pool->geometry, pool->slots, r);
+        uint64_t offset = kvpool_region_offset(&pool->geometry, pool->slots, r);
 
         regions[r].addr = (uint64_t)(uintptr_t)pool->base + offset;
         regions[r].length = region_bytes(&pool->geometry, pool->slots);
@@ -186,13 +186,13 @@ struct kvt_region *pool_regions(const struct pool *pool)
     return regions;
 }
 
-struct kvt_run *pool_runs(const struct geometry *geometry, uint64_t slots,
-                          uint64_t base)
+struct kvt_run *kvpool_runs(const struct geometry *geometry, uint64_t slots,
+                            uint64_t base)
 {
     struct kvt_run *runs = cli_alloc(geometry->regions, sizeof(*runs));
 
     for (uint64_t r = 0; r < geometry->regions; r++) {
-        runs[r].addr = base + pool_region_offset(geometry, slots, r);
+        runs[r].addr = base + kvpool_region_offset(geometry, slots, r);
         runs[r].block_bytes = geometry->page_bytes;
         runs[r].stride_bytes = geometry->page_bytes;
         runs[r].count = slots * geometry->pages;
@@ -201,11 +201,11 @@ struct kvt_run *pool_runs(const struct geometry *geometry, uint64_t slots,
     return runs;
 }
 
-static unsigned char *piece_of(const struct pool *pool, uint64_t slot,
+static unsigned char *piece_of(const struct kvpool *pool, uint64_t slot,
                                uint64_t region)
 {
     return pool->base +
-           pool_region_offset(&pool->geometry, pool->slots, region) +
+           kvpool_region_offset(&pool->geometry, pool->slots, region) +
            slot * geometry_piece_bytes(&pool->geometry);
 }
 
@@ -229,7 +229,7 @@ static void make_bytes(unsigned char *to, uint64_t length, uint64_t piece_key,
     }
 }
 
-void pool_fill(struct pool *pool, uint64_t slot, uint64_t key)
+void kvpool_fill(struct kvpool *pool, uint64_t slot, uint64_t key)
 {
     uint64_t bytes = geometry_piece_bytes(&pool->geometry);
 
@@ -238,7 +238,7 @@ void pool_fill(struct pool *pool, uint64_t slot, uint64_t key)
     }
 }
 
-uint64_t pool_checksum(const struct pool *pool, uint64_t slot)
+uint64_t kvpool_checksum(const struct kvpool *pool, uint64_t slot)
 {
     uint64_t bytes = geometry_piece_bytes(&pool->geometry);
     XXH3_state_t state;
@@ -250,7 +250,7 @@ uint64_t pool_checksum(const struct pool *pool, uint64_t slot)
     return XXH3_64bits_digest(&state);
 }
 
-uint64_t pool_expected(const struct geometry *geometry, uint64_t key)
+uint64_t kvpool_expected(const struct geometry *geometry, uint64_t key)
 {
     uint64_t bytes = geometry_piece_bytes(geometry);
     _Alignas(64) unsigned char scratch[SCRATCH_BYTES];
@@ -271,7 +271,7 @@ uint64_t pool_expected(const struct geometry *geometry, uint64_t key)
     return XXH3_64bits_digest(&state);
 }
 
-void pool_spoil_slot(struct pool *pool, uint64_t slot)
+void kvpool_spoil_slot(struct kvpool *pool, uint64_t slot)
 {
     uint64_t last = pool->geometry.regions - 1;
 
@@ -280,7 +280,7 @@ void pool_spoil_slot(struct pool *pool, uint64_t slot)
              last)[geometry_piece_bytes(&pool->geometry) - 1] ^= 0x40;
 }
 
-void pool_spoil_guard(struct pool *pool)
+void kvpool_spoil_guard(struct kvpool *pool)
 {
     pool->base[pool->bytes - 1] ^= 0x40;
 }
