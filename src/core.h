@@ -359,7 +359,6 @@ void kvti_ctl_prove_dead(struct kvt_transport *t, struct kvti_xfer *xfer);
 void kvti_ctl_deadlines(struct kvt_transport *t, uint64_t now_ns);
 /* Gives up on the unproven now. */
 void kvti_ctl_lose(struct kvt_transport *t, struct kvti_xfer *xfer);
-void kvti_ctl_chunk_free(struct kvt_transport *t, struct kvti_chunk *chunk);
 
 /* A job without a caller, freed when it is reported. NULL: no memory. */
 struct kvti_job *kvti_ctl_job_new(uint32_t kind, void *owner, void *conn);

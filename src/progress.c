@@ -261,12 +261,6 @@ void kvti_ctl_attend(struct kvt_transport *t)
 
 /* ---------------------------------------------------------------- posting */
 
-void kvti_ctl_chunk_free(struct kvt_transport *t, struct kvti_chunk *chunk)
-{
-    (void)t;
-    free(chunk);
-}
-
 static struct kvti_chunk *new_chunk(struct kvt_transport *t,
                                     struct kvti_link *link,
                                     struct kvti_xfer *xfer)
@@ -301,7 +295,7 @@ static struct kvti_xfer *pick(struct kvti_link *link)
 
 /* False when a caller's stop came first. */
 static bool claim(struct kvt_transport *t, struct kvti_xfer *xfer,
-                  const struct kvti_chunk *chunk)
+                  const struct kvti_chunk *chunk, uint64_t merged)
 {
     bool mine;
 
@@ -316,6 +310,7 @@ static bool claim(struct kvt_transport *t, struct kvti_xfer *xfer,
         }
         xfer->result.copies += chunk->count;
         t->stats.copies += chunk->count;
+        t->stats.merged += merged;
         t->stats.chunks++;
     }
     kvti_unlock(t);
@@ -338,18 +333,13 @@ static void post_one(struct kvt_transport *t, struct kvti_link *link)
     }
     kvti_payload_cut(&xfer->payload, &xfer->cut, t->traits.chunk_copies,
                      t->traits.chunk_bytes, chunk);
-    if (!claim(t, xfer, chunk)) {
-        kvti_ctl_chunk_free(t, chunk);
+    if (!claim(t, xfer, chunk, xfer->cut.merged - merged)) {
+        free(chunk);
         kvti_list_remove(&xfer->queue_node); /* attend() completes it */
         return;
     }
     if (kvti_cut_at_end(&xfer->cut, &xfer->payload)) {
         kvti_list_remove(&xfer->queue_node);
-    }
-    if (xfer->cut.merged != merged) {
-        kvti_lock(t);
-        t->stats.merged += xfer->cut.merged - merged;
-        kvti_unlock(t);
     }
     kvti_list_append(&xfer->chunks, &chunk->core_node);
     link->outstanding++;
@@ -423,7 +413,7 @@ void kvti_ctl_chunk(struct kvt_transport *t, struct kvti_chunk *chunk,
     if (xfer == NULL) {
         if (final) {
             kvti_list_remove(&chunk->core_node);
-            kvti_ctl_chunk_free(t, chunk);
+            free(chunk);
         }
         return;
     }
@@ -450,7 +440,7 @@ void kvti_ctl_chunk(struct kvt_transport *t, struct kvti_chunk *chunk,
         kvti_ctl_link_event(t, link, true, false, &why);
     }
     if (final) {
-        kvti_ctl_chunk_free(t, chunk);
+        free(chunk);
     }
     if (link != NULL) {
         kvti_ctl_link_kick(t, link);

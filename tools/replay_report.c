@@ -167,13 +167,17 @@ static void print_speeds(struct replay *replay)
            to_us(histogram_percentile(&totals->latency, 99)));
     printf("submit us              %12.1f   p50\n"
            "                       %12.1f   p99\n"
-           "  not preempted        %12.1f   p99, %.1f ns for each index, in "
-           "%.1f%% of the calls\n",
+           "  not preempted        %12.1f   p99, of %.1f%% of the calls",
            to_us(histogram_percentile(&totals->submit, 50)),
            to_us(histogram_percentile(&totals->submit, 99)),
            to_us(histogram_percentile(&totals->submit_quiet, 99)),
-           ratio(totals->quiet_ns, totals->quiet_indices),
            100 * ratio(totals->submit_quiet.count, totals->submit.count));
+    if (replay->options.model != NULL) {
+        /* Short lists would only show what a call costs without any. */
+        printf("; %.1f ns for each index",
+               ratio(totals->quiet_ns, totals->quiet_indices));
+    }
+    printf("\n");
 }
 
 static void print_holders(const struct replay *replay)

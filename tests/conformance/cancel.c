@@ -224,17 +224,12 @@ static void cancel_waits_for_a_request_that_has_not_begun(void **state)
 
 /* --------------------------------------------------------- racing the posts */
 
-static void take_image(struct pool *pool)
-{
-    memcpy(pool->image, pool->memory, pool->bytes);
-}
-
 /* A cancel that returns no id says that nothing moves any more. */
 static void assert_nothing_lands(struct pair *pair)
 {
     struct kvt_result result;
 
-    take_image(&pair->b.pool);
+    pool_take(&pair->b.pool);
     assert_int_equal(kvt_poll(pair->a.t, KVT_ANY, &result, 1), 0);
     assert_soon(stats_of(pair->a.t).inflight == 0);
     pair_check(pair);
@@ -268,7 +263,7 @@ static void a_cancel_at_any_moment_ends_once_and_is_true(void **state)
         int moving;
 
         memset(pool_block(&pair.a.pool, 0), round, 64 * 4096 - 96);
-        take_image(&pair.a.pool);
+        pool_take(&pair.a.pool);
         id = pair_write(&pair, all, all, 64, NULL);
         for (uint64_t spin = test_random(&seed) % 20000; spin > 0; spin--) {
             __asm__ volatile("" ::: "memory");

@@ -5,6 +5,7 @@
  * quarantine. A late proof of any kind lifts the quarantine and completes
  * nothing a second time. Needs the fault engine.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "suite.h"
@@ -146,6 +147,8 @@ static void proof_of_death_lifts_the_quarantine(void **state)
 static void proof_of_death_is_taken_for_removed_peers_too(void **state)
 {
     struct kvt_result result;
+    size_t length;
+    void *metadata;
     struct pair pair;
     kvt_xfer id;
 
@@ -155,6 +158,10 @@ static void proof_of_death_is_taken_for_removed_peers_too(void **state)
     assert_lost(&result);
     assert_kvt_ok(kvt_peer_remove(pair.a.t, pair.peer));
     assert_int_equal(stats_of(pair.a.t).quarantined, 1);
+    /* Out of the engine too: a new peer of its name waits for that. */
+    metadata = node_metadata(&pair.b, &length);
+    (void)node_add(&pair.a, "b", metadata, length);
+    free(metadata);
     assert_kvt_ok(kvt_peer_confirm_dead(pair.a.t, pair.peer));
     assert_soon(stats_of(pair.a.t).quarantined == 0);
     assert_no_second_completion(&pair);

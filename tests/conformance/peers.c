@@ -253,7 +253,9 @@ static void adding_again_completes_unfinished_transfers_once(void **state)
     assert_kvt_ok(kvt_peer_add_async(f.pair.a.t, &f.params, &again, &add, ERR));
     assert_soon(in_state(f.pair.a.t, write, KVT_CANCELLED));
     assert_false(is_quiescent(f.pair.a.t, write));
-    /* The engine loads the new one only when the old one is out. */
+    /* The engine loads the new one only when the old one is out; a third,
+     * asked for later, is there already. */
+    (void)node_add(&f.pair.a, "third", f.metadata, f.params.metadata_length);
     assert_int_equal(info_of(f.pair.a.t, again).state, KVT_PEER_ADDING);
     release_all(&f.pair);
     wait_results(f.pair.a.t, f.pair.peer, &result, 1);
@@ -280,6 +282,7 @@ static void a_newer_add_supersedes_an_unfinished_one(void **state)
     begin_with(&f, "");
     set_rules(&f.pair, "load_hang=1");
     assert_kvt_ok(kvt_peer_add_async(f.pair.a.t, &f.params, &first, &one, ERR));
+    node_settle(&f.pair.a); /* the first one has begun */
     assert_kvt_ok(
         kvt_peer_add_async(f.pair.a.t, &f.params, &second, &two, ERR));
     result = wait_xfer(f.pair.a.t, one);
@@ -304,6 +307,7 @@ static void remove_supersedes_an_unfinished_add(void **state)
     begin_with(&f, "");
     set_rules(&f.pair, "load_hang=1");
     assert_kvt_ok(kvt_peer_add_async(f.pair.a.t, &f.params, &peer, &id, ERR));
+    node_settle(&f.pair.a);
     assert_kvt_ok(kvt_peer_remove(f.pair.a.t, peer));
     result = wait_xfer(f.pair.a.t, id);
     assert_int_equal(result.code, KVT_ESUPERSEDED);

@@ -116,6 +116,30 @@ static void strides_may_differ_between_the_sides(void **state)
     pair_close(&pair);
 }
 
+static void a_gap_of_one_byte_is_a_gap(void **state)
+{
+    const struct pool_shape none = {.block_bytes = 100, .count = 64};
+    const struct pool_shape one = {
+        .block_bytes = 100, .gap_bytes = 1, .count = 64};
+    const uint32_t blocks[] = {4, 5, 6, 7};
+
+    (void)state;
+    for (int side = 0; side < 2; side++) {
+        struct node_plan a = suite_plan(side == 0 ? &one : &none);
+        struct node_plan b = suite_plan(side == 0 ? &none : &one);
+        struct pair pair;
+
+        pair_open(&pair, &a, &b);
+        pair_expect(&pair, blocks, blocks, 4);
+        assert_int_equal(
+            wait_done(pair.a.t, pair_write(&pair, blocks, blocks, 4, NULL))
+                .copies,
+            4);
+        pair_check(&pair);
+        pair_close(&pair);
+    }
+}
+
 /* Index = region * blocks + slot, as the frameworks lay their layers out. */
 static void blocks_are_counted_through_the_runs_in_order(void **state)
 {
@@ -402,6 +426,7 @@ static const struct CMUnitTest cases[] = {
     cmocka_unit_test(blocks_with_gaps_go_one_by_one),
     cmocka_unit_test(reads_move_the_other_way),
     cmocka_unit_test(strides_may_differ_between_the_sides),
+    cmocka_unit_test(a_gap_of_one_byte_is_a_gap),
     cmocka_unit_test(blocks_are_counted_through_the_runs_in_order),
     cmocka_unit_test(block_lengths_are_compared_pair_by_pair),
     cmocka_unit_test(random_lists_land_exactly),

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/personality.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -247,6 +248,9 @@ static void obey(int fd, struct node *node, struct child_message *message,
     case CHILD_NOTE:
         *ret_bytes = malloc((size_t)message->count + 1);
         length = wait_note(node->t, *ret_bytes, message->count).length;
+        break;
+    case CHILD_FIX_ADDRESSES:
+        assert_true(personality(ADDR_NO_RANDOMIZE) != -1);
         break;
     case CHILD_FORK:
         fork_idle();

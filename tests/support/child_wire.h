@@ -25,6 +25,7 @@ enum child_verb {
     CHILD_CLOSE,
     CHILD_NOTIFY,
     CHILD_NOTE,
+    CHILD_FIX_ADDRESSES,
     CHILD_EXEC,
     CHILD_FORK,
     CHILD_DROP_USER,

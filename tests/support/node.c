@@ -78,6 +78,11 @@ void pool_fill(struct pool *pool, uint64_t seed)
         }
         pool->memory[i] = (unsigned char)(word >> i % sizeof word * 8);
     }
+    pool_take(pool);
+}
+
+void pool_take(struct pool *pool)
+{
     memcpy(pool->image, pool->memory, pool->bytes);
 }
 
@@ -225,6 +230,14 @@ kvt_peer node_add(const struct node *node, const char *name,
     assert_kvt_ok(kvt_peer_add(node->t, &params, &peer, ERR));
     assert_int_not_equal(peer, 0);
     return peer;
+}
+
+void node_settle(const struct node *node)
+{
+    size_t length;
+
+    /* Calls are taken in their order, and this one waits to be answered. */
+    free(node_metadata(node, &length));
 }
 
 void pair_open(struct pair *pair, const struct node_plan *a,

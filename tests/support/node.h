@@ -35,6 +35,8 @@ struct pool {
 void pool_open(struct pool *pool, const struct pool_shape *shape,
                uint64_t seed);
 void pool_close(struct pool *pool);
+/* The image is what is there. */
+void pool_take(struct pool *pool);
 /* Other bytes everywhere, image included. */
 void pool_fill(struct pool *pool, uint64_t seed);
 unsigned char *pool_block(const struct pool *pool, uint64_t index);
@@ -78,6 +80,8 @@ void node_close(struct node *node);
 void *node_metadata(const struct node *node, size_t *ret_length);
 kvt_peer node_add(const struct node *node, const char *name,
                   const void *metadata, size_t length);
+/* Returns when the control thread has taken all that was asked before. */
+void node_settle(const struct node *node);
 
 /* `a` moves, `b` is moved to and from. */
 struct pair {

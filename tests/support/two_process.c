@@ -153,6 +153,13 @@ void child_continue(struct child *child)
     assert_int_equal(kill(child->pid, SIGCONT), 0);
 }
 
+void child_fix_addresses(struct child *child)
+{
+    const struct child_message message = {.verb = CHILD_FIX_ADDRESSES};
+
+    (void)ask(child, &message, NULL, NULL);
+}
+
 void child_exec(struct child *child)
 {
     const struct child_message message = {.verb = CHILD_EXEC};

@@ -38,6 +38,9 @@ void child_forget(struct child *child);
 void child_kill(struct child *child);     /* SIGKILL, reaped */
 void child_stop(struct child *child);     /* SIGSTOP, and it has stopped */
 void child_continue(struct child *child); /* SIGCONT */
+/* Without address randomization from its next exec on, which so brings the
+ * same addresses as the exec before it. */
+void child_fix_addresses(struct child *child);
 /* It execs itself: same process, other memory, no transport. */
 void child_exec(struct child *child);
 /* It forks a process that does nothing and exits. */
