@@ -359,6 +359,7 @@ void kvti_ctl_link_event(struct kvt_transport *t, struct kvti_link *link,
 void kvti_ctl_peer_dead(struct kvt_transport *t, struct kvti_peer *peer)
 {
     struct kvt_error why;
+    uint32_t used;
 
     kvti_fail(&why, KVT_EDISCONNECTED,
               "the caller confirmed that the peer's process is gone");
@@ -366,7 +367,10 @@ void kvti_ctl_peer_dead(struct kvt_transport *t, struct kvti_peer *peer)
         kvti_ctl_link_event(t, peer->link, true, true, &why);
     }
     /* Lost transfers of links that are no more. */
-    for (uint32_t i = 0; i < t->slots_used; i++) {
+    kvti_lock(t);
+    used = t->slots_used;
+    kvti_unlock(t);
+    for (uint32_t i = 0; i < used; i++) {
         struct kvti_xfer *xfer = &t->slots[i];
         bool lost;
 

@@ -406,12 +406,14 @@ void kvti_ctl_chunk(struct kvt_transport *t, struct kvti_chunk *chunk,
 {
     struct kvti_xfer *xfer = chunk->xfer;
     struct kvti_link *link;
+    /* A proven death adds bits of our own: the engine may not be done yet. */
+    bool returned = outcome->fin == KVTI_FIN_BOTH;
     bool final;
 
     chunk->fin |= outcome->fin;
     final = chunk->fin == KVTI_FIN_BOTH;
     if (xfer == NULL) {
-        if (final) {
+        if (returned) {
             kvti_list_remove(&chunk->core_node);
             free(chunk);
         }
@@ -439,8 +441,11 @@ void kvti_ctl_chunk(struct kvt_transport *t, struct kvti_chunk *chunk,
         kvti_fail(&why, KVT_EDISCONNECTED, "%s", outcome->text);
         kvti_ctl_link_event(t, link, true, false, &why);
     }
-    if (final) {
+    if (returned) {
         free(chunk);
+    } else if (final) {
+        chunk->xfer = NULL;
+        kvti_list_append(&t->orphans, &chunk->core_node);
     }
     if (link != NULL) {
         kvti_ctl_link_kick(t, link);
@@ -565,6 +570,7 @@ void kvti_ctl_deadlines(struct kvt_transport *t, uint64_t now_ns)
     kvti_list_each(node, &t->live) {
         struct kvti_xfer *xfer = kvti_container(node, struct kvti_xfer, live);
         bool over = false;
+        uint64_t ends;
 
         kvti_lock(t);
         if (!xfer->stop && xfer->deadline_ns <= now_ns) {
@@ -572,12 +578,13 @@ void kvti_ctl_deadlines(struct kvt_transport *t, uint64_t now_ns)
                         KVT_SCOPE_REQUEST, "the deadline has passed");
             over = true;
         }
+        ends = xfer->stop ? xfer->grace_ns : xfer->deadline_ns;
         kvti_unlock(t);
         if (xfer->grace_ns <= now_ns) {
             kvti_ctl_lose(t, xfer);
             continue;
         }
-        next = sooner(next, xfer->stop ? xfer->grace_ns : xfer->deadline_ns);
+        next = sooner(next, ends);
         if (over) {
             kvti_ctl_advance(t, xfer);
         }
