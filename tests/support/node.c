@@ -70,13 +70,12 @@ void pool_close(struct pool *pool)
 
 void pool_fill(struct pool *pool, uint64_t seed)
 {
-    uint64_t word = 0;
+    for (size_t i = 0; i < pool->bytes; i += sizeof(uint64_t)) {
+        uint64_t word = test_random(&seed);
+        size_t left = pool->bytes - i;
 
-    for (size_t i = 0; i < pool->bytes; i++) {
-        if (i % sizeof word == 0) {
-            word = test_random(&seed);
-        }
-        pool->memory[i] = (unsigned char)(word >> i % sizeof word * 8);
+        memcpy(pool->memory + i, &word,
+               left < sizeof word ? left : sizeof word);
     }
     pool_take(pool);
 }
