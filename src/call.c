@@ -129,13 +129,9 @@ void kvti_call_done_locked(struct kvt_transport *t, struct kvti_call *call,
 
 uint64_t kvti_deadline(const struct kvt_transport *t, uint64_t timeout_ns)
 {
-    uint64_t now = kvti_now_ns();
-
-    if (timeout_ns == 0) {
-        timeout_ns = t->options.call_timeout_ns;
-    }
-    return timeout_ns > KVTI_NEVER - 1 - now ? KVTI_NEVER - 1
-                                             : now + timeout_ns;
+    return kvti_after(kvti_now_ns(), timeout_ns != 0
+                                         ? timeout_ns
+                                         : t->options.call_timeout_ns);
 }
 
 bool kvti_wait_locked(struct kvt_transport *t, uint64_t deadline_ns)

@@ -70,12 +70,10 @@ static void unload_all(struct kvt_transport *t)
 
 static bool all_gone(struct kvt_transport *t)
 {
-    bool gone = true;
+    bool gone;
 
     kvti_lock(t);
-    kvti_list_each(node, &t->peer_list) {
-        gone = gone && kvti_container(node, struct kvti_peer, node)->gone;
-    }
+    gone = t->peers_engine == 0;
     kvti_unlock(t);
     return gone;
 }
@@ -195,6 +193,7 @@ static void forget_links_locked(struct kvt_transport *t, bool leaked)
         }
         peer->link = NULL;
         if (peer->predecessor != NULL) {
+            peer->predecessor->successor = NULL;
             peer->predecessor->users--;
             peer->predecessor = NULL;
         }
@@ -241,6 +240,7 @@ static void end(struct kvt_transport *t)
         drop_err = t->drop_call->err;
     }
     leaked = t->ops->close(t->engine, call->deadline_ns) != KVT_OK;
+    t->engine_gone = true;
     end_jobs(t, leaked);
     end_drop(t);
     kvti_lock(t);
@@ -250,19 +250,23 @@ static void end(struct kvt_transport *t)
     refuse_rest_locked(t);
     t->engine_leaked = leaked;
     t->close_code = KVT_OK;
-    if (t->stats.quarantined > 0 || leaked) {
+    if (t->stats.quarantined > 0) {
         t->close_code = kvti_fail(
             &t->close_err, KVT_EBUSY,
-            "%llu transfers are not quiescent%s: their memory must stay "
-            "mapped for the life of the process",
-            (unsigned long long)t->stats.quarantined,
-            leaked ? " and the engine did not stop" : "");
+            "%llu transfers are not quiescent: their memory must stay mapped "
+            "for the life of the process",
+            (unsigned long long)t->stats.quarantined);
     } else if (drop_code != KVT_OK) {
         t->close_code = kvti_fail(
             &t->close_err, KVT_EBUSY,
             "a peer may still write here, keep the registered memory mapped: "
             "%.140s",
             drop_err.text);
+    } else if (leaked) {
+        t->close_code = kvti_fail(
+            &t->close_err, KVT_EBUSY,
+            "the engine did not stop: keep the registered memory mapped for "
+            "the life of the process");
     }
     t->phase = KVTI_CLOSED;
     t->quit = true;
@@ -366,7 +370,8 @@ int kvt_close(kvt_transport *t, uint64_t timeout_ns, struct kvt_error *err)
         kvti_call_send_locked(t, call);
     }
     /* The last step may end a little after its share. */
-    code = wait_closed_locked(t, deadline + UINT64_C(1000000000), err);
+    code = wait_closed_locked(t, kvti_after(deadline, UINT64_C(1000000000)),
+                              err);
     join = t->phase == KVTI_CLOSED && !t->joined;
     t->joined |= join;
     kvti_unlock(t);

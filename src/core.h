@@ -30,6 +30,12 @@
 
 #define KVTI_NEVER UINT64_MAX
 
+/* A time that lies `ns` after another; for ever stays for ever. */
+static inline uint64_t kvti_after(uint64_t from_ns, uint64_t ns)
+{
+    return ns >= KVTI_NEVER - 1 - from_ns ? KVTI_NEVER - 1 : from_ns + ns;
+}
+
 struct epoll_event;
 struct kvti_link;
 struct kvti_peer;
@@ -132,6 +138,7 @@ struct kvti_peer {
     struct kvti_call *waiter;      /* [mu] of add, reload or unload */
     struct kvti_xfer *add;         /* [mu] the KVT_OP_ADD slot, or NULL */
     struct kvti_peer *predecessor; /* [mu] same name, still in the engine */
+    struct kvti_peer *successor;   /* [mu] that waits for this one */
     struct kvti_link *link;        /* [control] */
     struct kvti_list step;         /* [control] in t->steps */
     struct kvti_list node;         /* [mu] in t->peer_list */
@@ -238,6 +245,7 @@ struct kvt_transport {
     struct kvti_names peer_names;
     struct kvti_list peer_list;
     uint32_t peer_count;         /* not removed */
+    uint32_t peers_engine;       /* not gone */
     struct kvti_regions regions; /* busy: closing, ask deregister again */
     bool memory_turn;            /* a register or deregister is under way */
     struct kvti_idmap layouts;
@@ -281,6 +289,7 @@ struct kvt_transport {
     struct kvti_call *drop_call; /* the close's own MEM_DROP */
     struct epoll_event *batch;   /* being handled: unwatch() clears these */
     int batch_count;
+    bool engine_gone; /* nothing may be asked of it */
     bool quit;
     bool joined; /* [mu] */
 };

@@ -150,6 +150,9 @@ bool kvti_payload_uses(const struct kvti_payload *payload, uint64_t addr,
     if (__builtin_add_overflow(addr, length - 1, &last)) {
         last = UINT64_MAX;
     }
+    if (payload->local == NULL && (payload->hi <= addr || payload->lo > last)) {
+        return false;
+    }
     start_reader(&reader, payload);
     for (uint64_t i = 0; i < payload->count; i++) {
         read_item(&reader, i, &part);

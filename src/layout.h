@@ -72,6 +72,8 @@ struct kvti_payload {
     } of;
     uint64_t count;
     uint64_t bytes;
+    uint64_t lo; /* pieces: our side lies in [lo, hi) */
+    uint64_t hi;
     bool wide; /* pairs64 */
 };
 

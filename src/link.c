@@ -156,8 +156,9 @@ static int check_layouts(struct kvt_transport *t, struct kvti_peer *peer,
         }
         if (code != KVT_OK) {
             kvti_fail(err, code,
-                      "layout \"%.80s\" does not fit the reloaded "
-                      "peer: %.120s",
+                      "layout \"%.60s\" does not fit the reloaded peer "
+                      "(%.70s): drop it, reload, prepare it anew; or add the "
+                      "peer again",
                       entry->name.text, why.text);
             break;
         }
@@ -166,11 +167,19 @@ static int check_layouts(struct kvt_transport *t, struct kvti_peer *peer,
     return code;
 }
 
-static void publish(struct kvt_transport *t, struct kvti_peer *peer)
+/* Whether no newer call came while this link was loaded. */
+static bool is_wanted_locked(const struct kvti_peer *peer,
+                             const struct kvti_link *link)
+{
+    return peer->want == KVTI_WANT_LOADED && !peer->fresh &&
+           peer->generation == link->generation;
+}
+
+/* In the same critical section as the last look at what is wanted. */
+static void publish_locked(struct kvt_transport *t, struct kvti_peer *peer)
 {
     struct kvti_link *link = peer->link;
 
-    kvti_lock(t);
     if (peer->loaded_once) {
         t->stats.peer_reloads++;
     } else {
@@ -180,7 +189,6 @@ static void publish(struct kvt_transport *t, struct kvti_peer *peer)
     kvti_format(peer->path, sizeof peer->path, "%s", link->job.path);
     kvti_peer_state_locked(t, peer, KVT_PEER_LOADED, KVT_OK, link->job.text);
     kvti_peer_settle_locked(t, peer, KVT_OK, NULL);
-    kvti_unlock(t);
 }
 
 static void loaded(struct kvt_transport *t, struct kvti_job *job)
@@ -206,7 +214,7 @@ static void loaded(struct kvt_transport *t, struct kvti_job *job)
     link->conn = link->job.conn;
     link->state = KVTI_LINK_UP;
     kvti_lock(t);
-    wanted = peer->want == KVTI_WANT_LOADED && !peer->fresh;
+    wanted = is_wanted_locked(peer, link);
     kvti_unlock(t);
     if (!wanted) {
         kvti_ctl_peer_want(t, peer);
@@ -217,13 +225,15 @@ static void loaded(struct kvt_transport *t, struct kvti_job *job)
         code = kvti_fail(&err, KVT_EDISCONNECTED,
                          "the peer's process ended while it was loaded");
     }
-    if (code == KVT_OK) {
-        publish(t, peer);
-        return;
-    }
     kvti_lock(t);
-    peer->want = KVTI_WANT_UNLOADED;
-    load_failed_locked(t, peer, code, &err);
+    if (!is_wanted_locked(peer, link)) {
+        kvti_ctl_peer_want(t, peer);
+    } else if (code == KVT_OK) {
+        publish_locked(t, peer);
+    } else {
+        peer->want = KVTI_WANT_UNLOADED;
+        load_failed_locked(t, peer, code, &err);
+    }
     kvti_unlock(t);
 }
 
@@ -266,14 +276,12 @@ static void gone(struct kvt_transport *t, struct kvti_peer *peer)
 {
     kvti_lock(t);
     peer->gone = true;
-    kvti_list_each(node, &t->peer_list) {
-        struct kvti_peer *other = kvti_container(node, struct kvti_peer, node);
-
-        if (other->predecessor == peer) {
-            other->predecessor = NULL;
-            peer->users--;
-            kvti_ctl_peer_want(t, other);
-        }
+    t->peers_engine--;
+    if (peer->successor != NULL) {
+        peer->successor->predecessor = NULL;
+        kvti_ctl_peer_want(t, peer->successor);
+        peer->successor = NULL;
+        peer->users--;
     }
     peer->users++;
     kvti_peer_unuse_locked(t, peer);

@@ -103,8 +103,15 @@ static void register_done(struct kvt_transport *t, struct kvti_call *call)
     kvti_call_unref_locked(t, call);
 }
 
+/* What the engine could not let go of counts as registered and being taken
+ * back: kvt_deregister() may be asked again. */
 static void undo_done(struct kvt_transport *t, struct kvti_call *call)
 {
+    for (size_t i = 0; call->job.code == KVT_EBUSY && i < call->job.mem_count;
+         i++) {
+        call->mems[i].busy = 1;
+        kvti_regions_add(&t->regions, &call->mems[i]);
+    }
     give_turn_locked(t);
     kvti_call_done_locked(t, call, KVT_ETIMEDOUT, NULL);
     kvti_call_unref_locked(t, call);
@@ -445,7 +452,8 @@ static int deregister_locked(struct kvt_transport *t, struct kvti_call *call,
     kvti_call_push_locked(t, call);
     /* The engine reports by the deadline; it gets a little longer so that its
      * own words reach the caller. */
-    return kvti_call_wait_locked(t, call, deadline_ns + 200000000, err);
+    return kvti_call_wait_locked(t, call, kvti_after(deadline_ns, 200000000),
+                                 err);
 }
 
 int kvt_deregister(kvt_transport *t, const struct kvt_region *regions,

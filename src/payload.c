@@ -512,6 +512,12 @@ static int take_pieces(const struct kvt_copy *copies, size_t count,
                              "more; ask for less at once",
                              i);
         }
+        if (payload->count == 0 || piece.local_addr < payload->lo) {
+            payload->lo = piece.local_addr;
+        }
+        if (piece.local_addr + piece.length > payload->hi) {
+            payload->hi = piece.local_addr + piece.length;
+        }
         pieces[payload->count] = piece;
         mixed = mixed || order_pieces(&pieces[0], &piece) != 0;
         payload->count++;

@@ -287,11 +287,13 @@ static int insert_locked(struct kvt_transport *t, struct kvti_peer *peer,
         kvti_peer_supersede_locked(t, old, "add");
         kvti_peer_detach_locked(t, old);
         peer->predecessor = old;
+        old->successor = peer;
         old->users++;
     }
     kvti_names_add(&t->peer_names, &peer->name);
     kvti_list_append(&t->peer_list, &peer->node);
     t->peer_count++;
+    t->peers_engine++;
     return KVT_OK;
 }
 

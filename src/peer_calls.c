@@ -9,13 +9,9 @@
 
 /* Waits for the peer's next settling on behalf of this call. */
 static int wait_locked(struct kvt_transport *t, struct kvti_peer *peer,
-                       uint64_t timeout_ns, struct kvt_error *err)
+                       struct kvti_call *call, uint64_t timeout_ns,
+                       struct kvt_error *err)
 {
-    struct kvti_call *call = kvti_call_new(KVTI_CALL_STEP, peer);
-
-    if (call == NULL) {
-        return kvti_fail(err, KVT_ENOMEM, "no memory for a call");
-    }
     kvti_peer_await_locked(peer, call);
     kvti_call_push_locked(t, call);
     return kvti_call_wait_locked(t, call, kvti_deadline(t, timeout_ns), err);
@@ -26,6 +22,7 @@ int kvt_peer_reload(kvt_transport *t, kvt_peer id, const void *metadata,
                     struct kvt_error *err)
 {
     struct kvti_peer *peer;
+    struct kvti_call *call;
     struct kvti_md md = {0};
     void *blob = NULL;
     int code = kvti_guard(t, err);
@@ -42,6 +39,8 @@ int kvt_peer_reload(kvt_transport *t, kvt_peer id, const void *metadata,
         peer = kvti_peer_get_locked(t, id);
         if (peer == NULL) {
             code = kvti_fail(err, KVT_ENOENT, "no peer has this id");
+        } else if ((call = kvti_call_new(KVTI_CALL_STEP, peer)) == NULL) {
+            code = kvti_fail(err, KVT_ENOMEM, "no memory for a call");
         } else {
             kvti_peer_supersede_locked(t, peer, "reload");
             if (blob != NULL) {
@@ -57,7 +56,7 @@ int kvt_peer_reload(kvt_transport *t, kvt_peer id, const void *metadata,
                                   "the peer is being reloaded");
             peer->want = KVTI_WANT_LOADED;
             peer->fresh = true;
-            code = wait_locked(t, peer, timeout_ns, err);
+            code = wait_locked(t, peer, call, timeout_ns, err);
         }
         kvti_unlock(t);
     }
@@ -70,6 +69,7 @@ int kvt_peer_unload(kvt_transport *t, kvt_peer id, uint64_t timeout_ns,
                     struct kvt_error *err)
 {
     struct kvti_peer *peer;
+    struct kvti_call *call;
     int code = kvti_guard(t, err);
 
     if (code == KVT_OK) {
@@ -81,13 +81,15 @@ int kvt_peer_unload(kvt_transport *t, kvt_peer id, uint64_t timeout_ns,
     peer = kvti_peer_get_locked(t, id);
     if (peer == NULL) {
         code = kvti_fail(err, KVT_ENOENT, "no peer has this id");
+    } else if ((call = kvti_call_new(KVTI_CALL_STEP, peer)) == NULL) {
+        code = kvti_fail(err, KVT_ENOMEM, "no memory for a call");
     } else {
         kvti_peer_supersede_locked(t, peer, "unload");
         kvti_peer_shut_locked(t, peer, KVT_PEER_UNLOADED, KVT_EDISCONNECTED,
                               "the peer was unloaded: reload it");
         peer->want = KVTI_WANT_UNLOADED;
         peer->fresh = false;
-        code = wait_locked(t, peer, timeout_ns, err);
+        code = wait_locked(t, peer, call, timeout_ns, err);
     }
     kvti_unlock(t);
     return code;

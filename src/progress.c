@@ -55,6 +55,11 @@ void kvti_ctl_job_free(struct kvti_job *job)
 
 void kvti_ctl_hand(struct kvt_transport *t, struct kvti_job *job)
 {
+    if (t->engine_gone) {
+        job->code = kvti_fail(&job->err, KVT_ECLOSED, "the engine is closed");
+        job->reported(t, job);
+        return;
+    }
     kvti_list_append(&t->open_jobs, &job->open_node);
     t->ops->job(t->engine, job);
 }
@@ -72,7 +77,7 @@ static void start_grace(struct kvt_transport *t, struct kvti_xfer *xfer)
 {
     kvti_list_remove(&xfer->queue_node);
     if (xfer->grace_ns == KVTI_NEVER) {
-        xfer->grace_ns = kvti_now_ns() + t->options.grace_ns;
+        xfer->grace_ns = kvti_after(kvti_now_ns(), t->options.grace_ns);
         t->next_deadline_ns = sooner(t->next_deadline_ns, xfer->grace_ns);
     }
 }

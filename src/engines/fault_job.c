@@ -41,6 +41,15 @@ void kvti_fault_conn_event(void *ctx, void *link, enum kvti_conn_event event,
     kvti_fault_lock(fault);
     if (event == KVTI_CONN_DEAD) {
         conn->dead = true;
+        if (why != NULL) {
+            conn->why[event] = *why;
+        }
+    }
+    if (event == KVTI_CONN_DEAD && conn->active > 0) {
+        /* Our traits make a death a proof, and a copy thread may still be
+         * reading our side: the proof waits for it. */
+        conn->doomed = true;
+        event = KVTI_CONN_DOWN;
     }
     kvti_fault_tell_conn(fault, conn, event, why);
     kvti_fault_unlock(fault);

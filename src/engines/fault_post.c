@@ -176,7 +176,8 @@ static void check_doomed(struct kvti_fault *fault, struct kvti_fault_conn *conn)
     conn->doomed = false;
     (void)kvti_fail(&why, KVT_EDISCONNECTED,
                     "The fault engine was told that this peer is dead.");
-    kvti_fault_tell_conn(fault, conn, KVTI_CONN_DEAD, &why);
+    kvti_fault_tell_conn(fault, conn, KVTI_CONN_DEAD,
+                         conn->dead ? &conn->why[KVTI_CONN_DEAD] : &why);
 }
 
 static void come_back(struct kvti_fault_post *post, uint64_t now_ns)

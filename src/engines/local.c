@@ -320,5 +320,6 @@ const struct kvti_engine_ops kvti_engine_local = {
     .post = local_post,
     .turn = local_turn,
     .notes_wanted = kvti_local_notes_wanted,
-    .after_fork = kvti_local_after_fork,
+    /* No after_fork: fork() may have cut any list of ours in half, and what
+     * is mapped costs the child nothing. */
 };

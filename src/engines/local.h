@@ -310,7 +310,6 @@ int kvti_local_open(const struct kvti_env *env, const char *rest,
                     void **ret_self, struct kvti_engine_traits *ret_traits,
                     struct kvt_error *err);
 int kvti_local_close(void *self, uint64_t deadline_ns);
-void kvti_local_after_fork(void *self);
 
 /* local_mem.c; control thread */
 int kvti_local_mem_add(struct kvti_local *engine, struct kvti_job *job,
@@ -335,8 +334,6 @@ struct kvti_local_conn *kvti_local_conn_new(struct kvti_local *engine,
 /* Helper, or when it has ended. */
 void kvti_local_conn_free(struct kvti_local_conn *conn);
 /* After fork: the memory only. */
-void kvti_local_conn_forget(struct kvti_local_conn *conn);
-void kvti_local_procs_forget(struct kvti_local *engine);
 /* Control thread: a loaded connection becomes the core's. */
 void kvti_local_conn_publish(struct kvti_local_conn *conn,
                              struct kvti_job *job);

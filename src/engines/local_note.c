@@ -71,6 +71,7 @@ void kvti_local_out_drop(struct kvti_local_conn *conn, const char *why)
 
     unwatch(conn);
     if (out->fd >= 0) {
+        (void)shutdown(out->fd, SHUT_RDWR); /* a forked child may hold it */
         close(out->fd);
         out->fd = -1;
     }

@@ -61,6 +61,7 @@ static void in_close(struct kvti_local_in *in)
     struct kvti_local *engine = in->engine;
 
     in_unwatch(in);
+    (void)shutdown(in->watch.fd, SHUT_RDWR); /* a forked child may hold it */
     close(in->watch.fd);
     in->watch.fd = -1;
     kvti_list_remove(&in->node);
@@ -329,6 +330,7 @@ void kvti_local_unlisten(struct kvti_local *engine)
         env->unwatch(env->ctx, &engine->listener);
         engine->listening = false;
     }
+    (void)shutdown(engine->listener.fd, SHUT_RDWR);
     close(engine->listener.fd);
     engine->listener.fd = -1;
     kvti_list_each(node, &engine->ins) {

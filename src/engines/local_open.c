@@ -367,25 +367,3 @@ int kvti_local_close(void *self, uint64_t deadline_ns)
     free_engine(engine);
     return empty ? KVT_OK : KVT_EBUSY;
 }
-
-void kvti_local_after_fork(void *self)
-{
-    struct kvti_local *engine = self;
-    struct kvti_list conns;
-    struct kvti_list *node;
-
-    gather_conns(engine, &conns);
-    while ((node = kvti_list_take(&conns)) != NULL) {
-        kvti_local_conn_forget(
-            kvti_container(node, struct kvti_local_conn, node));
-    }
-    kvti_local_procs_forget(engine);
-    kvti_list_splice(&engine->ins_dead, &engine->ins);
-    kvti_local_ins_sweep(engine);
-    kvti_gate_unmap(engine->gate.page);
-    kvti_ident_page_free(engine->page);
-    kvti_regions_fini(&engine->mems);
-    free(engine->packet);
-    free(engine->workers);
-    free(engine);
-}

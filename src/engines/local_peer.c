@@ -65,8 +65,11 @@ static int proc_open(struct kvti_local *engine, const struct kvti_local_id *id,
         proc->pidfd = kvti_ident_pidfd_open(id->pid);
         if (proc->pidfd < 0) {
             code = errno == ESRCH
-                       ? kvti_fail(err, KVT_EDISCONNECTED, "process %d is gone",
-                                   id->pid)
+                       ? kvti_fail(
+                             err, KVT_EDISCONNECTED,
+                             "process %d is gone: get the metadata of the one "
+                             "that took its place",
+                             id->pid)
                        : kvti_fail_errno(err, KVT_ESYSTEM, errno,
                                          "cannot open a pidfd of process %d",
                                          id->pid);
@@ -91,7 +94,10 @@ static int proc_open(struct kvti_local *engine, const struct kvti_local_id *id,
                !kvti_ident_pidfd_dead(proc->pidfd)) {
         code = kvti_ident_denied(id->pid, id->uid, err);
     } else {
-        code = kvti_fail(err, KVT_EDISCONNECTED, "process %d is gone", id->pid);
+        code = kvti_fail(err, KVT_EDISCONNECTED,
+                         "process %d is gone: get the metadata of the one "
+                         "that took its place",
+                         id->pid);
     }
     if (proc->pidfd >= 0) {
         close(proc->pidfd);
@@ -267,29 +273,6 @@ void kvti_local_conn_free(struct kvti_local_conn *conn)
     }
     pthread_rwlock_destroy(&conn->lock);
     free(conn);
-}
-
-void kvti_local_conn_forget(struct kvti_local_conn *conn)
-{
-    free_maps(conn);
-    kvti_regions_fini(&conn->regions);
-    free(conn);
-}
-
-void kvti_local_procs_forget(struct kvti_local *engine)
-{
-    for (size_t i = 0; i < KVTI_TARGET_BUCKETS; i++) {
-        kvti_list_each(node, &engine->targets[i]) {
-            struct kvti_local_target *target = kvti_container(
-                node, struct kvti_local_target, node);
-
-            kvti_gate_unmap(target->gate);
-            free(target);
-        }
-    }
-    kvti_list_each(node, &engine->procs) {
-        free(kvti_container(node, struct kvti_local_proc, node));
-    }
 }
 
 /* ------------------------------------------------------------- the helper */
