@@ -21,7 +21,9 @@
  *             of a transfer are borrowed until kvt says they are quiescent.
  * Completion. A call that returns an error changed nothing, and no result of
  *             it ever comes. An accepted transfer completes exactly once, and
- *             only when no request of it can touch memory any more. If that
+ *             only when no request of it can touch memory any more (but for
+ *             one that is cancelled before anything of it was posted: it ends
+ *             with the cancel and is not reported). If that
  *             cannot be known it completes as KVT_LOST: its memory must not be
  *             reused until a late proof lifts the quarantine (KVT_QUIESCENT
  *             appears in kvt_status(), with no second completion).
@@ -182,9 +184,10 @@ struct kvt_indices {
 /* -------------------------------------------------------------------- open */
 
 enum kvt_open_flag {
-    /* Peers on the same host go through the engine too, never the shortcut. */
+    /* nixl only: peers on the same host go through NIXL too. */
     KVT_OPEN_NO_SAME_HOST = 1u << 0,
-    /* Metadata without kvt's trailer is first loaded in a probe process. */
+    /* nixl only: metadata without kvt's trailer is first loaded in a probe
+     * process. */
     KVT_OPEN_PROBE_METADATA = 1u << 1,
     /* Let any process of this user write here under Yama's ptrace scope 1
      * (prctl PR_SET_PTRACER_ANY). Off by default: it is process-wide. */
@@ -264,7 +267,8 @@ KVT_API int kvt_open(const struct kvt_options *options, kvt_transport **ret,
  * timeout to finish, the rest is stopped, and peers, layouts and regions are
  * dropped. Idempotent. kvt_poll(), kvt_status(), kvt_stats() and
  * kvt_notification() still answer until kvt_free().
- * Waits: at most timeout_ns (0: call_timeout_ns), whatever the engine does.
+ * Waits: at most timeout_ns (0: call_timeout_ns) and a second, whatever the
+ * engine does.
  * Errors: EBUSY: err says how many transfers are not quiescent; their memory,
  * and that of peers that write here and do not move, must stay mapped for the
  * life of the process. The transport is closed all the same.
@@ -320,7 +324,8 @@ KVT_API int kvt_register(kvt_transport *t, const struct kvt_region *regions,
  * known to be quiescent. Layouts over a region that leaves are dropped.
  * Waits. Errors: ENOENT (not registered), EBUSY (a transfer of ours that is
  * not final uses it: nothing changed; or a peer's process is stopped in the
- * middle of a write: new writes are shut out already, ask again), ETIMEDOUT.
+ * middle of a write: new writes are shut out already, ask again), ETIMEDOUT
+ * (goes on in the background: ask again, ENOENT then means that it is done).
  */
 KVT_API int kvt_deregister(kvt_transport *t, const struct kvt_region *regions,
                            size_t count, uint64_t timeout_ns,
@@ -398,14 +403,18 @@ KVT_API int kvt_peer_add_async(kvt_transport *t,
 KVT_API int kvt_peer_find(kvt_transport *t, const char *name,
                           kvt_peer *ret_peer);
 
-/* 1 when writes are taken, 0 when not (also for unknown ids). */
+/* 1 when writes are taken, 0 when not (also for unknown ids). Errors: below 0
+ * for NULL and in a forked child. */
 KVT_API int kvt_peer_loaded(kvt_transport *t, kvt_peer peer);
 
 /*
  * Unloads, then loads again: the kept metadata, or the new one if given.
  * Layouts over the peer are checked against its regions again, and nothing
  * over it is reachable before all are back; if one does not fit or the engine
- * fails, the peer stays unloaded until a later reload works.
+ * fails, the peer stays unloaded until a later reload works. A restarted peer
+ * has new addresses: drop the layouts over it, reload with its new metadata,
+ * prepare them anew; or add it again, which drops them. Memory that the peer
+ * took back (ESTALE) comes back with new metadata only.
  * Waits: also for the peer's posted requests to be final or lost. Errors: as
  * kvt_peer_add(), and ENOENT.
  */
@@ -509,9 +518,12 @@ struct kvt_xfer_options {
     uint32_t flags;      /* enum kvt_xfer_flag */
     uint64_t timeout_ns; /* from now; 0: no deadline */
     uint64_t user_data;  /* comes back in the result */
-    const void *note;    /* a notification the peer can read only after all */
-    size_t note_length;  /* the data has landed; bytes; NULL and 0: none */
-    uint32_t tag;        /* 0 to KVT_TAG_MAX: a class of traffic, in results
+    /* A notification that the peer can read only after all the data has landed;
+     * NULL: none. The transfer is done when it is on its way: a peer that does
+     * not read can hold it back until the deadline. */
+    const void *note;
+    size_t note_length; /* bytes */
+    uint32_t tag;       /* 0 to KVT_TAG_MAX: a class of traffic, in results
                            * and as a label in metrics */
     uint32_t reserved;
 };
@@ -647,7 +659,10 @@ enum kvt_cancel_mode {
  * Stops transfers: parts not yet posted are never posted, finished ones that
  * were not drained are forgotten. Unknown ids are skipped. Does not wait, in
  * either mode. Returns the number of ids written to ret_moving (mode wait;
- * room for `count`, may alias `ids`; NULL if not wanted), which may be 0.
+ * room for `count`, may alias `ids`; NULL if not wanted), which may be 0. A
+ * lost id that was drained is returned too, and never surfaces again: only
+ * kvt_status() tells when it is proven. A notification that the engine holds
+ * already may still arrive.
  * Errors: EINVAL (mode).
  */
 KVT_API int kvt_cancel(kvt_transport *t, const kvt_xfer *ids, size_t count,

@@ -25,6 +25,17 @@ static void close_twice_is_close_once(void **state)
     pair_close(&pair);
 }
 
+static void close_without_end_closes_at_once(void **state)
+{
+    struct pair pair;
+
+    (void)state;
+    suite_pair(&pair, NULL);
+    (void)wait_done(pair.a.t, pair_write_one(&pair, 1, 1, NULL));
+    assert_kvt_ok(kvt_close(pair.a.t, UINT64_MAX, ERR));
+    pair_close(&pair);
+}
+
 static void free_closes_and_takes_null(void **state)
 {
     struct pair pair;
@@ -347,6 +358,7 @@ static void a_forked_child_opens_its_own(void **state)
 
 static const struct CMUnitTest cases[] = {
     cmocka_unit_test(close_twice_is_close_once),
+    cmocka_unit_test(close_without_end_closes_at_once),
     cmocka_unit_test(free_closes_and_takes_null),
     cmocka_unit_test(results_are_read_after_close),
     cmocka_unit_test(close_lets_work_in_flight_finish),

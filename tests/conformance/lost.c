@@ -190,6 +190,46 @@ static void proof_of_death_ends_what_is_still_in_flight(void **state)
 
 /* Our own memory may still be written by a read: the peer's death proves
  * nothing of it on every engine, so it must at least not be called done. */
+/* The chunk stays the engine's until the engine itself is done with it. */
+static void a_death_does_not_take_a_read_from_the_engine(void **state)
+{
+    struct kvt_result result;
+    struct pair pair;
+    uint32_t block = 4;
+    kvt_xfer id;
+
+    (void)state;
+    suite_fault_pair(&pair, NULL, "", GRACE);
+    set_rules(&pair, "half=1,late=1/50");
+    id = pair_read(&pair, &block, &block, 1, NULL);
+    assert_soon(in_state(pair.a.t, id, KVT_IN_PROGRESS));
+    assert_kvt_ok(kvt_peer_confirm_dead(pair.a.t, pair.peer));
+    result = wait_xfer(pair.a.t, id);
+    assert_int_equal(result.state, KVT_DISCONNECTED);
+    release_all(&pair);
+    pair_close(&pair);
+}
+
+static void an_endless_grace_loses_nothing(void **state)
+{
+    struct kvt_xfer_options options = {.size = sizeof options,
+                                       .timeout_ns = MS};
+    struct kvt_result result;
+    struct pair pair;
+    kvt_xfer id;
+
+    (void)state;
+    suite_fault_pair(&pair, NULL, "", UINT64_MAX);
+    set_rules(&pair, "hold=1");
+    id = pair_write_one(&pair, 1, 1, &options);
+    assert_soon(in_state(pair.a.t, id, KVT_TIMED_OUT));
+    release_all(&pair);
+    result = wait_xfer(pair.a.t, id);
+    assert_int_equal(result.state, KVT_TIMED_OUT);
+    assert_true((result.flags & KVT_QUIESCENT) != 0);
+    pair_close(&pair);
+}
+
 static void a_lost_read_is_lost(void **state)
 {
     struct kvt_xfer_options options = {.size = sizeof options,
@@ -379,6 +419,8 @@ static const struct CMUnitTest cases[] = {
     cmocka_unit_test(proof_of_death_lifts_the_quarantine),
     cmocka_unit_test(proof_of_death_is_taken_for_removed_peers_too),
     cmocka_unit_test(proof_of_death_ends_what_is_still_in_flight),
+    cmocka_unit_test(a_death_does_not_take_a_read_from_the_engine),
+    cmocka_unit_test(an_endless_grace_loses_nothing),
     cmocka_unit_test(a_lost_read_is_lost),
     cmocka_unit_test(a_lost_one_is_not_forgotten_by_cancel_or_release),
     cmocka_unit_test(a_cancelled_one_can_be_lost),

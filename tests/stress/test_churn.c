@@ -310,6 +310,8 @@ static void run_all(const char *engine)
     assert_int_equal(all.refused_rules, 0);
     assert_int_equal(stats.inflight, 0);
     assert_int_equal(stats.quarantined, 0);
+    assert_int_equal(stats.peers, 0);
+    assert_int_equal(stats.peers_loaded, 0);
     assert_int_equal(stats.accepted, stats.done + stats.rejected +
                                          stats.failed + stats.disconnected +
                                          stats.cancelled + stats.timed_out +
