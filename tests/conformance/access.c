@@ -103,6 +103,9 @@ static void our_own_unmapped_memory_is_an_error(void **state)
 
     (void)state;
     need_local();
+    if (suite.slow && !suite.tsan) {
+        skip_case("the address sanitizer looks at what the kernel is to read");
+    }
     suite_pair(&pair, &pages);
     memory = mmap(NULL, region.length, PROT_READ | PROT_WRITE,
                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
