@@ -188,8 +188,6 @@ static void proof_of_death_ends_what_is_still_in_flight(void **state)
     suite_leak_pair(&pair);
 }
 
-/* Our own memory may still be written by a read: the peer's death proves
- * nothing of it on every engine, so it must at least not be called done. */
 /* The chunk stays the engine's until the engine itself is done with it. */
 static void a_death_does_not_take_a_read_from_the_engine(void **state)
 {
@@ -199,7 +197,7 @@ static void a_death_does_not_take_a_read_from_the_engine(void **state)
     kvt_xfer id;
 
     (void)state;
-    suite_fault_pair(&pair, NULL, "", GRACE);
+    suite_fault_pair(&pair, NULL, "", 0);
     set_rules(&pair, "half=1,late=1/50");
     id = pair_read(&pair, &block, &block, 1, NULL);
     assert_soon(in_state(pair.a.t, id, KVT_IN_PROGRESS));
@@ -230,6 +228,8 @@ static void an_endless_grace_loses_nothing(void **state)
     pair_close(&pair);
 }
 
+/* Our own memory may still be written by a read: the peer's death proves
+ * nothing of it on every engine, so it must at least not be called done. */
 static void a_lost_read_is_lost(void **state)
 {
     struct kvt_xfer_options options = {.size = sizeof options,
