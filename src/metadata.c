@@ -24,6 +24,7 @@
 #include <xxhash.h>
 
 #include "diag.h"
+#include "engines/nixl_blob.h"
 
 #define FORMAT_VERSION 1u
 
@@ -519,6 +520,12 @@ static int read_section(struct reader *section, uint32_t regions_max,
     return KVT_OK;
 }
 
+static bool has_footer(const uint8_t *data, size_t length)
+{
+    return data != NULL && length >= FOOTER_BYTES &&
+           memcmp(data + length - sizeof magic, magic, sizeof magic) == 0;
+}
+
 /* Checks the footer and finds the section, which ends where it begins. */
 static int read_footer(const uint8_t *data, size_t length,
                        struct reader *ret_section, struct kvt_error *err)
@@ -528,8 +535,7 @@ static int read_footer(const uint8_t *data, size_t length,
     uint64_t version;
     uint64_t sum;
 
-    if (data == NULL || length < FOOTER_BYTES ||
-        memcmp(data + length - sizeof magic, magic, sizeof magic) != 0) {
+    if (!has_footer(data, length)) {
         return kvti_fail(err, KVT_EMETADATA,
                          "the %zu bytes of metadata do not end in kvt's "
                          "footer; they are cut short or not kvt's",
@@ -561,10 +567,14 @@ static int read_footer(const uint8_t *data, size_t length,
 int kvti_md_decode(const void *data, size_t length, uint32_t regions_max,
                    struct kvti_md *ret, struct kvt_error *err)
 {
-    struct kvti_md md = {.prefix = data};
+    struct kvti_md md = {.prefix = data, .has_trailer = true};
     struct reader section = {0};
-    int code = read_footer(data, length, &section, err);
+    int code;
 
+    if (!has_footer(data, length) && kvti_nixl_blob_is(data, length)) {
+        return kvti_nixl_blob_decode(data, length, regions_max, ret, err);
+    }
+    code = read_footer(data, length, &section, err);
     if (code != KVT_OK) {
         return code;
     }

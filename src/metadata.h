@@ -37,7 +37,8 @@ struct kvti_md {
     const uint8_t *prefix; /* into the parsed bytes */
     size_t prefix_length;
     char agent_name[KVT_NAME_MAX + 1];
-    char engine[32]; /* that wrote it: "local", "nixl" */
+    char engine[32];  /* that wrote it: "local", "nixl" */
+    bool has_trailer; /* false: plain NIXL's, checked by structure only */
     uint8_t incarnation[KVTI_INCARNATION_BYTES];
     bool has_local;
     struct kvti_local_id local;
@@ -61,7 +62,8 @@ int kvti_md_encode(const struct kvti_md *md, struct kvti_buf *out);
  * with a sentence for anything that is not exactly what encode makes, also a
  * section whose checksum is right and whose content is not sane (regions that
  * wrap, names without end, counts that do not fit). `regions_max` bounds
- * memory.
+ * memory. The one exception: bytes of NIXL's alone are read as far as their
+ * structure goes, with an incarnation made from them and has_trailer false.
  */
 int kvti_md_decode(const void *data, size_t length, uint32_t regions_max,
                    struct kvti_md *ret, struct kvt_error *err);

@@ -31,7 +31,7 @@
 static const char intro[] = "nixlSerDes|";
 
 #define INTRO_BYTES (sizeof(intro) - 1)
-#define DESC_BYTES 24u                 /* address, length, device */
+#define DESC_BYTES 24u /* address, length, device */
 #define DESC_FIELD_BYTES (8 + DESC_BYTES + 1)
 #define BACKENDS_MAX 64u /* and lists of registrations: far above any NIXL */
 
@@ -61,13 +61,11 @@ static bool take_field(struct reader *reader, const char *tag,
     size_t head = strlen(tag) + 8;
     uint64_t length;
 
-    if (reader->left < head + 1 ||
-        memcmp(reader->at, tag, strlen(tag)) != 0) {
+    if (reader->left < head + 1 || memcmp(reader->at, tag, strlen(tag)) != 0) {
         return false;
     }
     length = number(reader->at + strlen(tag), 8);
-    if (length > reader->left - head - 1 ||
-        reader->at[head + length] != '|') {
+    if (length > reader->left - head - 1 || reader->at[head + length] != '|') {
         return false;
     }
     *ret = (struct field){.at = reader->at + head, .length = (size_t)length};
@@ -262,7 +260,7 @@ int kvti_nixl_blob_parse(const void *data, size_t length, uint32_t regions_max,
 {
     struct kvti_regions list = {0};
     struct reader reader;
-    char name[KVT_NAME_MAX + 1];
+    char name[KVT_NAME_MAX + 1] = "";
     int code;
 
     if (!kvti_nixl_blob_is(data, length)) {
@@ -287,9 +285,8 @@ int kvti_nixl_blob_parse(const void *data, size_t length, uint32_t regions_max,
     return KVT_OK;
 }
 
-int kvti_nixl_blob_decode(const void *data, size_t length,
-                          uint32_t regions_max, struct kvti_md *ret,
-                          struct kvt_error *err)
+int kvti_nixl_blob_decode(const void *data, size_t length, uint32_t regions_max,
+                          struct kvti_md *ret, struct kvt_error *err)
 {
     struct kvti_md md = {.prefix = data, .prefix_length = length};
     XXH128_canonical_t hash;

@@ -25,8 +25,7 @@ int kvti_nixl_blob_parse(const void *data, size_t length, uint32_t regions_max,
 
 /* Metadata of an agent that is not kvt's: no trailer, and an incarnation made
  * from the bytes. */
-int kvti_nixl_blob_decode(const void *data, size_t length,
-                          uint32_t regions_max, struct kvti_md *ret,
-                          struct kvt_error *err);
+int kvti_nixl_blob_decode(const void *data, size_t length, uint32_t regions_max,
+                          struct kvti_md *ret, struct kvt_error *err);
 
 #endif /* KVTI_NIXL_BLOB_H */

@@ -84,10 +84,11 @@ struct nixl_notif_map;
     X(reg_dlist_add_desc,                                                      \
       (struct nixl_reg_dlist * list, uintptr_t addr, size_t length,            \
        uint64_t device, const void *metadata, size_t metadata_length))         \
-    X(register_mem, (struct nixl_agent * agent, struct nixl_reg_dlist *list,   \
-                     struct nixl_opt_args *args))                              \
-    X(deregister_mem, (struct nixl_agent * agent, struct nixl_reg_dlist *list, \
-                       struct nixl_opt_args *args))                            \
+    X(register_mem, (struct nixl_agent * agent, struct nixl_reg_dlist * list,  \
+                     struct nixl_opt_args * args))                             \
+    X(deregister_mem,                                                          \
+      (struct nixl_agent * agent, struct nixl_reg_dlist * list,                \
+       struct nixl_opt_args * args))                                           \
     X(get_local_md,                                                            \
       (struct nixl_agent * agent, void **ret_data, size_t *ret_length))        \
     X(load_remote_md, (struct nixl_agent * agent, const void *data,            \
@@ -101,35 +102,38 @@ struct nixl_notif_map;
       (struct nixl_agent * agent, int op, struct nixl_xfer_dlist *local,       \
        struct nixl_xfer_dlist *remote, const char *name,                       \
        struct nixl_xfer_req **ret, struct nixl_opt_args *args))                \
-    X(post_xfer_req, (struct nixl_agent * agent, struct nixl_xfer_req *req,    \
-                      struct nixl_opt_args *args))                             \
+    X(post_xfer_req, (struct nixl_agent * agent, struct nixl_xfer_req * req,   \
+                      struct nixl_opt_args * args))                            \
     X(get_xfer_status,                                                         \
-      (struct nixl_agent * agent, struct nixl_xfer_req *req))                  \
+      (struct nixl_agent * agent, struct nixl_xfer_req * req))                 \
     X(release_xfer_req,                                                        \
-      (struct nixl_agent * agent, struct nixl_xfer_req *req))                  \
+      (struct nixl_agent * agent, struct nixl_xfer_req * req))                 \
     X(destroy_xfer_req, (struct nixl_xfer_req * req))                          \
-    X(gen_notif, (struct nixl_agent * agent, const char *name,                 \
-                  const void *data, size_t length,                             \
-                  struct nixl_opt_args *args))                                 \
+    X(gen_notif,                                                               \
+      (struct nixl_agent * agent, const char *name, const void *data,          \
+       size_t length, struct nixl_opt_args *args))                             \
     X(create_notif_map, (struct nixl_notif_map * *ret))                        \
     X(destroy_notif_map, (struct nixl_notif_map * map))                        \
-    X(get_notifs, (struct nixl_agent * agent, struct nixl_notif_map *map,      \
-                   struct nixl_opt_args *args))                                \
-    X(notif_map_size, (struct nixl_notif_map * map, size_t *ret))              \
+    X(get_notifs, (struct nixl_agent * agent, struct nixl_notif_map * map,     \
+                   struct nixl_opt_args * args))                               \
+    X(notif_map_size, (struct nixl_notif_map * map, size_t * ret))             \
     X(notif_map_get_agent_at,                                                  \
       (struct nixl_notif_map * map, size_t index, const char **ret_name))      \
     X(notif_map_get_notifs_size,                                               \
       (struct nixl_notif_map * map, const char *name, size_t *ret))            \
-    X(notif_map_get_notif, (struct nixl_notif_map * map, const char *name,     \
-                            size_t index, const void **ret_data,               \
-                            size_t *ret_length))                               \
+    X(notif_map_get_notif,                                                     \
+      (struct nixl_notif_map * map, const char *name, size_t index,            \
+       const void **ret_data, size_t *ret_length))                             \
     X(notif_map_clear, (struct nixl_notif_map * map))
 
+/* Arguments cannot stand in parentheses of their own. */
+/* NOLINTBEGIN(bugprone-macro-parentheses) */
 struct nixl_api {
     bool (*is_stub)(void);
 #define KVTI_NIXL_FIELD(name, arguments) int(*name) arguments;
     KVTI_NIXL_FUNCTIONS(KVTI_NIXL_FIELD)
 #undef KVTI_NIXL_FIELD
 };
+/* NOLINTEND(bugprone-macro-parentheses) */
 
 #endif /* KVTI_NIXL_CAPI_H */

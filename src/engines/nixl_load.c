@@ -29,9 +29,15 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define LIBRARY "libnixl_capi.so"
+
+/* load_mu keeps our own calls apart; a program that changes its environment in
+ * another thread meanwhile is beyond help, and glibc keeps dlerror()'s text for
+ * each thread. */
+/* NOLINTBEGIN(concurrency-mt-unsafe) */
 
 /* What was tried and why it was not taken, as one line. */
 struct tried {
@@ -138,9 +144,8 @@ static void find_path(void *handle, const char *asked,
         map->l_name[0] != '\0') {
         name = map->l_name;
     }
-    if (realpath(name, lib->path) == NULL) {
-        kvti_format(lib->path, sizeof(lib->path), "%s", name);
-    }
+    /* Links are kept: the version stands beside the wheel's own file. */
+    kvti_format(lib->path, sizeof(lib->path), "%s", name);
 }
 
 static bool try_library(const char *file, struct kvti_nixl_lib *lib,
@@ -317,10 +322,12 @@ static bool search(const char *path, struct kvti_nixl_lib *lib,
  * file is not. */
 static int check_same(const char *path, struct kvt_error *err)
 {
-    char real[PATH_MAX];
+    struct stat asked;
+    struct stat have;
 
     if (path == NULL || path[0] == '\0' || strcmp(path, loaded->path) == 0 ||
-        (realpath(path, real) != NULL && strcmp(real, loaded->path) == 0)) {
+        (stat(path, &asked) == 0 && stat(loaded->path, &have) == 0 &&
+         asked.st_dev == have.st_dev && asked.st_ino == have.st_ino)) {
         return KVT_OK;
     }
     return kvti_fail(err, KVT_EINVAL,
@@ -362,3 +369,5 @@ int kvti_nixl_load(const char *path, bool want_efa,
     pthread_mutex_unlock(&load_mu);
     return code;
 }
+
+/* NOLINTEND(concurrency-mt-unsafe) */

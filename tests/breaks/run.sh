@@ -51,8 +51,7 @@ replace() {
 try_break() {
     local path=$tree/src/$file rc=0 verdict
     cp -p "$path" "$work/saved"
-    replace "$work/saved" "$after" "$old" "$new" "$path" ||
-        fail "$name: src/$file has no such line: $old"
+    replace "$work/saved" "$after" "$old" "$new" "$path"
     build_suite || {
         cat "$work/build.log" >&2
         fail "$name: does not build"
@@ -101,6 +100,13 @@ each_break() {
     end_stanza "$1"
 }
 
+check_line() {
+    replace "$tree/src/$file" "$after" "$old" "$new" /dev/null || {
+        echo "$name: src/$file has no such line: $old" >&2
+        lost=$((lost + 1))
+    }
+}
+
 check_unbroken() {
     if [[ " $checked " != *" $test "* ]]; then
         checked+=" $test"
@@ -125,6 +131,9 @@ build_suite || {
     fail "does not build"
 }
 
+lost=0
+each_break check_line
+((lost == 0)) || fail "$lost breaks do not fit the source any more"
 checked=''
 each_break check_unbroken
 tried=0

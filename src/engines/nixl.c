@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The engine `nixl`: its table, on the control thread, and the loop of the one
+ * thread that calls NIXL.
+ *
+ * NIXL has no descriptor to wait on, so the thread polls: with requests under
+ * way a few rounds at once, then with naps that grow to a millisecond; with
+ * none it looks for notifications a hundred times a second (NIXL's own
+ * progress thread does not bring them sooner than every 20 ms), and before our
+ * metadata has left the process it just sleeps.
+ */
+#include "nixl.h"
+
+#include <sched.h>
+#include <time.h>
+
+/* Rounds without a nap: a request over shared memory takes microseconds. */
+#define SPIN_ROUNDS 32u
+#define NAP_FIRST_NS UINT64_C(20000)
+#define NAP_MOST_NS UINT64_C(1000000)
+#define NAP_IDLE_NS UINT64_C(10000000)
+
+/* ------------------------------------------------------------------ reports */
+
+bool kvti_nixl_report_begin(struct kvti_nixl *engine)
+{
+    bool begun;
+
+    pthread_mutex_lock(&engine->mu);
+    begun = !engine->stop;
+    engine->reporting += begun;
+    pthread_mutex_unlock(&engine->mu);
+    return begun;
+}
+
+void kvti_nixl_report_end(struct kvti_nixl *engine)
+{
+    pthread_mutex_lock(&engine->mu);
+    engine->reporting--;
+    if (engine->reporting == 0) {
+        pthread_cond_broadcast(&engine->quiet);
+    }
+    pthread_mutex_unlock(&engine->mu);
+}
+
+void kvti_nixl_report_job(struct kvti_nixl *engine, struct kvti_job *job,
+                          int code, const struct kvt_error *err)
+{
+    if (kvti_nixl_report_begin(engine)) {
+        engine->env->report_job(engine->env->ctx, job, code, err);
+        kvti_nixl_report_end(engine);
+    }
+}
+
+/* ---------------------------------------------------------- the NIXL thread */
+
+/* A peer is loaded; the rest of it is the control thread's. */
+static void hand_back(struct kvti_nixl *engine, struct kvti_job *job)
+{
+    pthread_mutex_lock(&engine->mu);
+    kvti_list_append(&engine->done, &job->node);
+    pthread_mutex_unlock(&engine->mu);
+    if (kvti_nixl_report_begin(engine)) {
+        engine->env->wake(engine->env->ctx);
+        kvti_nixl_report_end(engine);
+    }
+}
+
+static void run_job(struct kvti_nixl *engine, struct kvti_job *job)
+{
+    struct kvt_error err;
+    int code = KVT_OK;
+
+    switch (job->kind) {
+    case KVTI_JOB_MEM_ADD:
+        code = kvti_nixl_mem_add(engine, job, &err);
+        break;
+    case KVTI_JOB_MEM_DROP:
+        kvti_nixl_mem_drop(engine, job);
+        break;
+    case KVTI_JOB_EXPORT:
+        code = kvti_nixl_export(engine, job, &err);
+        break;
+    case KVTI_JOB_LOAD:
+        code = kvti_nixl_load_peer(engine, job, &err);
+        if (code == KVT_OK) {
+            hand_back(engine, job);
+            return;
+        }
+        break;
+    case KVTI_JOB_CONNECT:
+        kvti_nixl_connect(engine, job);
+        return;
+    case KVTI_JOB_UNLOAD:
+        kvti_nixl_unload_peer(engine, job);
+        return;
+    default:
+        kvti_assert(job->kind == KVTI_JOB_NOTIFY);
+        kvti_nixl_notify(engine, job);
+        return;
+    }
+    kvti_nixl_report_job(engine, job, code, &err);
+}
+
+static void take_chunks(struct kvti_nixl *engine, struct kvti_list *chunks)
+{
+    struct kvti_list *node;
+
+    while ((node = kvti_list_take(chunks)) != NULL) {
+        struct kvti_chunk *chunk = kvti_container(node, struct kvti_chunk,
+                                                  node);
+        struct kvti_nixl_conn *conn = chunk->conn;
+        struct kvti_nixl_chunk *at = kvti_nixl_chunk_priv(chunk);
+
+        *at = (struct kvti_nixl_chunk){
+            .remote = conn->remote,
+            .proc = kvti_nixl_proc_share(engine, conn->proc),
+        };
+        conn->remote->queued++;
+        kvti_list_append(&engine->pending, &chunk->node);
+    }
+}
+
+/* False: the end. */
+static bool take_in(struct kvti_nixl *engine)
+{
+    struct kvti_list jobs;
+    struct kvti_list chunks;
+    struct kvti_list *node;
+    bool settle;
+    bool stop;
+
+    kvti_list_init(&jobs);
+    kvti_list_init(&chunks);
+    pthread_mutex_lock(&engine->mu);
+    stop = engine->stop;
+    if (!stop) {
+        kvti_list_splice(&jobs, &engine->jobs);
+        kvti_list_splice(&chunks, &engine->chunks);
+    }
+    settle = engine->settle;
+    engine->settle = false;
+    pthread_mutex_unlock(&engine->mu);
+    /* Chunks first: an UNLOAD reports those of its connection. */
+    take_chunks(engine, &chunks);
+    if (settle) {
+        kvti_nixl_settle(engine);
+    }
+    while ((node = kvti_list_take(&jobs)) != NULL) {
+        engine->busy = true;
+        run_job(engine, kvti_container(node, struct kvti_job, node));
+    }
+    return !stop;
+}
+
+static bool has_input_locked(const struct kvti_nixl *engine)
+{
+    return engine->stop || engine->settle || engine->notes_wanted ||
+           !kvti_list_empty(&engine->jobs) || !kvti_list_empty(&engine->chunks);
+}
+
+static void rest(struct kvti_nixl *engine)
+{
+    bool under_way = !kvti_list_empty(&engine->flying) ||
+                     !kvti_list_empty(&engine->probes) ||
+                     !kvti_list_empty(&engine->unconfirmed);
+    uint64_t nap_ns = NAP_FIRST_NS;
+    struct timespec until;
+    uint64_t until_ns;
+
+    engine->idle_rounds = engine->busy ? 0 : engine->idle_rounds + 1;
+    if (engine->busy || !kvti_list_empty(&engine->pending)) {
+        return;
+    }
+    if (under_way && engine->idle_rounds < SPIN_ROUNDS) {
+        sched_yield();
+        return;
+    }
+    for (uint32_t i = SPIN_ROUNDS; i < engine->idle_rounds; i++) {
+        if (nap_ns >= NAP_MOST_NS) {
+            break;
+        }
+        nap_ns = 2 * nap_ns < NAP_MOST_NS ? 2 * nap_ns : NAP_MOST_NS;
+    }
+    until_ns = kvti_now_ns() + (under_way ? nap_ns : NAP_IDLE_NS);
+    until = (struct timespec){.tv_sec = (time_t)(until_ns / 1000000000u),
+                              .tv_nsec = (long)(until_ns % 1000000000u)};
+    pthread_mutex_lock(&engine->mu);
+    if (!has_input_locked(engine)) {
+        if (under_way || engine->listening) {
+            (void)pthread_cond_timedwait(&engine->work, &engine->mu, &until);
+        } else {
+            pthread_cond_wait(&engine->work, &engine->mu);
+        }
+    }
+    if (!engine->holding) {
+        engine->notes_wanted = false;
+    }
+    pthread_mutex_unlock(&engine->mu);
+}
+
+static void serve(struct kvti_nixl *engine)
+{
+    while (take_in(engine)) {
+        kvti_nixl_post_pending(engine);
+        kvti_nixl_poll_flying(engine);
+        kvti_nixl_poll_probes(engine);
+        kvti_nixl_confirm_landed(engine);
+        kvti_nixl_poll_notes(engine);
+        rest(engine);
+        engine->busy = false;
+    }
+}
+
+void *kvti_nixl_thread(void *arg)
+{
+    struct kvti_nixl *engine = arg;
+    struct kvt_error err = {.code = KVT_OK};
+    int code = kvti_nixl_setup(engine, &err);
+
+    pthread_mutex_lock(&engine->mu);
+    engine->started = true;
+    engine->setup_code = code;
+    engine->setup_err = err;
+    pthread_cond_broadcast(&engine->quiet);
+    pthread_mutex_unlock(&engine->mu);
+    if (code == KVT_OK) {
+        serve(engine);
+        kvti_nixl_teardown(engine);
+    }
+    pthread_mutex_lock(&engine->mu);
+    engine->ended = true;
+    pthread_cond_broadcast(&engine->quiet);
+    pthread_mutex_unlock(&engine->mu);
+    return NULL;
+}
+
+/* --------------------------------------------------------- control thread */
+
+static void publish(struct kvti_nixl *engine, struct kvti_job *job)
+{
+    const struct kvti_env *env = engine->env;
+    struct kvti_nixl_conn *conn = *kvti_nixl_job_conn(job);
+
+    kvti_list_append(&engine->conns, &conn->node);
+    if (conn->proc != NULL) {
+        kvti_nixl_proc_watch(conn->proc);
+    }
+    job->conn = conn;
+    kvti_format(job->path, sizeof(job->path), "nixl");
+    kvti_format(job->text, sizeof(job->text), "%s", engine->text);
+    env->report_job(env->ctx, job, KVT_OK, NULL);
+    if (conn->proc != NULL && conn->proc->gone) {
+        struct kvt_error why;
+
+        kvti_fail(&why, KVT_EDISCONNECTED, "process %d has ended",
+                  (int)conn->proc->pid);
+        env->report_conn(env->ctx, conn->link, KVTI_CONN_DEAD, &why);
+    }
+}
+
+static uint64_t nixl_turn(void *self, uint64_t now_ns)
+{
+    struct kvti_nixl *engine = self;
+    struct kvti_list done;
+    struct kvti_list *node;
+
+    (void)now_ns;
+    kvti_list_init(&done);
+    pthread_mutex_lock(&engine->mu);
+    kvti_list_splice(&done, &engine->done);
+    pthread_mutex_unlock(&engine->mu);
+    while ((node = kvti_list_take(&done)) != NULL) {
+        publish(engine, kvti_container(node, struct kvti_job, node));
+    }
+    kvti_nixl_procs_sweep(engine);
+    return UINT64_MAX;
+}
+
+static void nixl_job(void *self, struct kvti_job *job)
+{
+    struct kvti_nixl *engine = self;
+
+    if (job->kind == KVTI_JOB_UNLOAD) {
+        struct kvti_nixl_conn *conn = job->conn;
+
+        kvti_list_remove(&conn->node);
+    }
+    pthread_mutex_lock(&engine->mu);
+    kvti_list_append(&engine->jobs, &job->node);
+    pthread_cond_signal(&engine->work);
+    pthread_mutex_unlock(&engine->mu);
+}
+
+static void nixl_post(void *self, struct kvti_chunk *chunk)
+{
+    struct kvti_nixl *engine = self;
+
+    pthread_mutex_lock(&engine->mu);
+    kvti_list_append(&engine->chunks, &chunk->node);
+    pthread_cond_signal(&engine->work);
+    pthread_mutex_unlock(&engine->mu);
+}
+
+static void nixl_notes_wanted(void *self)
+{
+    struct kvti_nixl *engine = self;
+
+    pthread_mutex_lock(&engine->mu);
+    engine->notes_wanted = true;
+    pthread_cond_signal(&engine->work);
+    pthread_mutex_unlock(&engine->mu);
+}
+
+const struct kvti_engine_ops kvti_engine_nixl = {
+    .name = "nixl",
+    .probe = kvti_nixl_probe,
+    .open = kvti_nixl_open,
+    .close = kvti_nixl_close,
+    .job = nixl_job,
+    .post = nixl_post,
+    .turn = nixl_turn,
+    .notes_wanted = nixl_notes_wanted,
+    .after_fork = kvti_nixl_after_fork,
+};

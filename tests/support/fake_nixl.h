@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the stand-in for libnixl_capi.so (fake_nixl_capi.c) offers beside NIXL's
+ * own functions, for the test that loaded it. Found with dlsym(): the library
+ * is opened RTLD_LOCAL.
+ */
+#ifndef KVT_TEST_FAKE_NIXL_H
+#define KVT_TEST_FAKE_NIXL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/*
+ * The next `times` calls of a function return `value`: "post", "status",
+ * "create", "register", "load", "notif", "backend". What was asked for
+ * earlier is used up first. A post that is scripted to 1 copies when its status
+ * becomes 0.
+ */
+typedef void fake_nixl_script_fn(const char *what, int value, int times);
+
+/* Calls of a function do not come back until they are let go; waiting tells
+ * how many are inside. */
+typedef void fake_nixl_block_fn(const char *what, bool on);
+typedef int fake_nixl_waiting_fn(const char *what);
+
+/* The log: a line a call, in order. Counts lines that begin like this. */
+typedef int fake_nixl_count_fn(const char *prefix);
+/* Copies the n-th line (from 0) that begins like this; false: there is none. */
+typedef bool fake_nixl_line_fn(const char *prefix, int n, char *text,
+                               size_t size);
+
+/* Forgets log, scripts and blocks. */
+typedef void fake_nixl_reset_fn(void);
+
+#endif /* KVT_TEST_FAKE_NIXL_H */
