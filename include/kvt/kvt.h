@@ -426,7 +426,8 @@ KVT_API int kvt_peer_reload(kvt_transport *t, kvt_peer peer,
  * Stops new work at once and takes the peer from the engine when its posted
  * requests are final or lost; metadata and layouts are kept for a reload.
  * Unposted parts complete as cancelled. Unloaded peers are KVT_OK at once.
- * Waits. Errors: ENOENT, ESUPERSEDED, ETIMEDOUT (goes on in the background).
+ * Waits. Errors: ENOENT, ESUPERSEDED, ETIMEDOUT (goes on in the background),
+ * ECLOSED.
  */
 KVT_API int kvt_peer_unload(kvt_transport *t, kvt_peer peer,
                             uint64_t timeout_ns, struct kvt_error *err);
@@ -434,7 +435,7 @@ KVT_API int kvt_peer_unload(kvt_transport *t, kvt_peer peer,
 /*
  * Forgets a peer: as unload, then its layouts go, and its id means nothing
  * any more but to kvt_poll(), which still drains its results. Does not wait.
- * Errors: ENOENT.
+ * Errors: ENOENT, ECLOSED.
  */
 KVT_API int kvt_peer_remove(kvt_transport *t, kvt_peer peer);
 
@@ -442,7 +443,7 @@ KVT_API int kvt_peer_remove(kvt_transport *t, kvt_peer peer);
  * The caller's proof that the peer's process is gone: its requests that can
  * write only into that process are final, and lost ones leave the quarantine.
  * The peer counts as disconnected. Works for removed peers as well.
- * Errors: ENOENT.
+ * Errors: ENOENT, ECLOSED.
  */
 KVT_API int kvt_peer_confirm_dead(kvt_transport *t, kvt_peer peer);
 
@@ -589,7 +590,8 @@ enum kvt_state {
     KVT_REJECTED = 3,     /* the engine refused a post */
     KVT_FAILED = 4,       /* the engine reported an error */
     KVT_DISCONNECTED = 5, /* the link to the peer broke */
-    KVT_UNREADABLE = 6,   /* the engine cannot tell the state */
+    KVT_UNREADABLE = 6,   /* the engine cannot tell the state; proven later, it
+                           * completes as KVT_FAILED */
     KVT_CANCELLED = 7,    /* by the caller, or by remove, unload, close */
     KVT_TIMED_OUT = 8,    /* by its deadline */
     KVT_LOST = 9          /* given up unproven; its memory is quarantined */
@@ -681,7 +683,7 @@ KVT_API int kvt_release(kvt_transport *t, kvt_xfer xfer);
  * and generation, and with notifications of transfers that are done.
  * Errors: EINVAL (NULL with a length), ERANGE (over notify_bytes_max), EAGAIN
  * (notify_max wait already: the peer does not read), ENOENT, EDISCONNECTED,
- * EUNSUPPORTED.
+ * EUNSUPPORTED, ECLOSED.
  */
 KVT_API int kvt_notify(kvt_transport *t, kvt_peer peer, const void *bytes,
                        size_t length, struct kvt_error *err);
