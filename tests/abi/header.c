@@ -3,6 +3,8 @@
  * warning. Compiled only, by the tests abi.header_c99 and abi.header_cxx.
  */
 #include <kvt/kvt.h>
+
+/* Once more: the guard holds. */
 #include <kvt/kvt.h>
 
 int main(void)
