@@ -214,7 +214,8 @@ struct kvt_options {
     uint32_t size;
     uint32_t flags; /* enum kvt_open_flag */
 
-    /* "local", "nixl", "auto" (default: nixl if it loads, else local), or
+    /* "local", "nixl" (not in this build yet: kvt_engine_info() lists what
+     * is), "auto" (default: nixl if it loads, else local), or
      * "fault:ENGINE?RULES" (see kvt_fault()). KVT_ENGINE in the environment
      * is used when this is NULL. */
     const char *engine;
