@@ -18,6 +18,10 @@ string(REGEX REPLACE "/$" "" KVT_PC_TO_PREFIX "${KVT_PC_TO_PREFIX}")
 file(RELATIVE_PATH KVT_BIN_TO_LIB
     "${CMAKE_INSTALL_FULL_BINDIR}" "${CMAKE_INSTALL_FULL_LIBDIR}")
 
+# And the library finds the program that it starts.
+file(RELATIVE_PATH KVT_LIB_TO_LIBEXEC
+    "${CMAKE_INSTALL_FULL_LIBDIR}" "${CMAKE_INSTALL_FULL_LIBEXECDIR}")
+
 function(kvt_install_package)
     set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/kvt")
     configure_package_config_file(
@@ -42,6 +46,8 @@ function(kvt_install)
     install(TARGETS kvt EXPORT kvt
         LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
         INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+    install(TARGETS kvt_probe
+        DESTINATION "${CMAKE_INSTALL_LIBEXECDIR}/kvt")
     install(FILES include/kvt/kvt.h
         DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/kvt")
     if(KVT_TOOLS)

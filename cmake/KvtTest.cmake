@@ -38,8 +38,11 @@ if(KVT_SANITIZE MATCHES "undefined")
     kvt_sanitizer_options(UBSAN_OPTIONS ubsan.supp "print_stacktrace=1")
 endif()
 if(KVT_SANITIZE MATCHES "thread")
+    # TSan takes the thread's data of a loaded library (NIXL's, UCX's) for one of
+    # an old glibc when it lies 16 bytes behind a page's start, reads its size
+    # from what stands before it and dies over the terabytes it finds there.
     kvt_sanitizer_options(TSAN_OPTIONS tsan.supp "halt_on_error=1;\
-second_deadlock_stack=1;${signals}")
+second_deadlock_stack=1;intercept_tls_get_addr=0;${signals}")
 endif()
 if(KVT_SANITIZE)
     # Instrumented code runs several times slower.
@@ -49,17 +52,35 @@ else()
 endif()
 
 # kvt_register_test(<name> TIER <tier> COMMAND <command...>
-#     [TIMEOUT <seconds>] [LABELS <more labels>] [ENV <NAME=value...>] [SERIAL])
-# SERIAL: nothing else runs at the same time.
+#     [TIMEOUT <seconds>] [LABELS <more labels>] [ENV <NAME=value...>] [SERIAL]
+#     [NIXL <15|13>])
+# SERIAL: nothing else runs at the same time. NIXL: with the real NIXL of that
+# version, which tests/support/with_nixl.sh finds when the test runs.
 function(kvt_register_test name)
     cmake_parse_arguments(PARSE_ARGV 1 arg
-        "SERIAL" "TIER;TIMEOUT" "COMMAND;LABELS;ENV")
+        "SERIAL" "TIER;TIMEOUT;NIXL" "COMMAND;LABELS;ENV")
     if(NOT arg_TIMEOUT)
         set(arg_TIMEOUT ${KVT_TEST_TIMEOUT})
     endif()
     math(EXPR timeout "${arg_TIMEOUT} * ${KVT_TEST_TIMEOUT_SCALE}")
     set(environment ${KVT_TEST_ENVIRONMENT} ${arg_ENV})
     set(labels ${arg_TIER} ${arg_LABELS})
+    if(arg_NIXL)
+        # The wrapper is no target that add_test() would resolve after it.
+        list(POP_FRONT arg_COMMAND program)
+        if(TARGET ${program})
+            set(program "$<TARGET_FILE:${program}>")
+        endif()
+        list(PREPEND arg_COMMAND
+            bash "${PROJECT_SOURCE_DIR}/tests/support/with_nixl.sh"
+            ${arg_NIXL} "${program}")
+        list(APPEND labels nixl)
+        if(KVT_SANITIZE MATCHES "thread")
+            # UCX's hook of madvise() is called by a thread at its very end, when
+            # the sanitizer has taken leave of it.
+            list(APPEND environment "UCX_MEM_MMAP_HOOK_MODE=none")
+        endif()
+    endif()
     add_test(NAME ${name} COMMAND ${arg_COMMAND})
     set_tests_properties(${name} PROPERTIES
         ENVIRONMENT "${environment}"
@@ -78,7 +99,7 @@ endfunction()
 #   ARGS <arguments>  for the program
 function(kvt_test tier name)
     cmake_parse_arguments(PARSE_ARGV 2 arg
-        "SHARED;SERIAL" "TIMEOUT" "SOURCES;LIBS;WRAP;ARGS;LABELS;ENV")
+        "SHARED;SERIAL" "TIMEOUT;NIXL" "SOURCES;LIBS;WRAP;ARGS;LABELS;ENV")
     set(target test_${tier}_${name})
     list(TRANSFORM arg_SOURCES PREPEND "${tier}/")
     add_executable(${target} ${tier}/test_${name}.c ${arg_SOURCES})
@@ -95,6 +116,9 @@ function(kvt_test tier name)
     set(options TIMEOUT "${arg_TIMEOUT}" LABELS ${arg_LABELS} ENV ${arg_ENV})
     if(arg_SERIAL)
         list(APPEND options SERIAL)
+    endif()
+    if(arg_NIXL)
+        list(APPEND options NIXL ${arg_NIXL})
     endif()
     kvt_register_test(${tier}.${name}
         TIER ${tier} COMMAND ${target} ${arg_ARGS} ${options})

@@ -36,7 +36,13 @@ void kvti_lock(struct kvt_transport *t)
 
 void kvti_unlock(struct kvt_transport *t)
 {
+    bool wake = t->wake_due;
+
+    t->wake_due = false;
     kvti_assert(pthread_mutex_unlock(&t->mu) == 0);
+    if (wake) {
+        kvti_wake(t);
+    }
 }
 
 int kvti_lock_open(struct kvt_transport *t, struct kvt_error *err)
@@ -54,10 +60,11 @@ void kvti_wake(struct kvt_transport *t)
 {
     uint64_t one = 1;
 
-    /* The producer's append and this exchange, against the control thread's
-     * store of `sleeping` and its look at the queues: sequentially consistent
-     * on both sides, so that one of the two sees the other. */
-    if (atomic_exchange(&t->sleeping, false)) {
+    /* The producer's append and this count, against the control thread's store
+     * of `sleeping` and its look at the count: sequentially consistent on both
+     * sides, so that one of the two sees the other. */
+    atomic_fetch_add(&t->news, 1);
+    if (atomic_load(&t->sleeping) && atomic_exchange(&t->sleeping, false)) {
         while (write(t->wake_fd, &one, sizeof one) < 0 && errno == EINTR) {
         }
     }
@@ -105,7 +112,7 @@ void kvti_call_push_locked(struct kvt_transport *t, struct kvti_call *call)
 {
     kvti_list_append(&t->calls, &call->node);
     t->stats.queued_commands++;
-    kvti_wake(t);
+    t->wake_due = true;
 }
 
 void kvti_call_send_locked(struct kvt_transport *t, struct kvti_call *call)
@@ -141,6 +148,10 @@ bool kvti_wait_locked(struct kvt_transport *t, uint64_t deadline_ns)
         .tv_nsec = (long)(deadline_ns % UINT64_C(1000000000)),
     };
 
+    if (t->wake_due) {
+        t->wake_due = false;
+        kvti_wake(t);
+    }
     return pthread_cond_timedwait(&t->cond, &t->mu, &until) != ETIMEDOUT;
 }
 

@@ -15,6 +15,9 @@
 
 #include "core.h"
 
+/* How long a thread has to come back when the engine could not stop. */
+#define STUCK_NS UINT64_C(200000000)
+
 /* The end of a step's share, in sixteenths of the caller's time. */
 static uint64_t share(const struct kvt_transport *t, uint64_t sixteenths)
 {
@@ -131,24 +134,31 @@ static void end_drop(struct kvt_transport *t)
 
 /* ------------------------------------------------------------------- end */
 
-/* Chunks and jobs that an engine may touch for ever. They are kept in sight, so
+/* What an engine or a stuck thread may touch for ever. It is kept in sight, so
  * that a leak checker, or a person with a debugger, sees that it was meant. */
 static pthread_mutex_t graveyard_mu = PTHREAD_MUTEX_INITIALIZER;
 static struct kvti_list graveyard = {&graveyard, &graveyard};
+
+void kvti_bury(struct kvti_list *node)
+{
+    pthread_mutex_lock(&graveyard_mu);
+    if (kvti_list_empty(node)) {
+        kvti_list_append(&graveyard, node);
+    }
+    pthread_mutex_unlock(&graveyard_mu);
+}
 
 static void end_chunks(struct kvti_list *chunks, bool leaked)
 {
     struct kvti_list *node;
 
-    pthread_mutex_lock(&graveyard_mu);
     while ((node = kvti_list_take(chunks)) != NULL) {
         if (leaked) {
-            kvti_list_append(&graveyard, node);
+            kvti_bury(node);
         } else {
             free(kvti_container(node, struct kvti_chunk, core_node));
         }
     }
-    pthread_mutex_unlock(&graveyard_mu);
 }
 
 /* What no report will end any more. */
@@ -172,9 +182,7 @@ static void end_jobs(struct kvt_transport *t, bool leaked)
         struct kvti_job *job = kvti_container(node, struct kvti_job, open_node);
 
         if (leaked) {
-            pthread_mutex_lock(&graveyard_mu);
-            kvti_list_append(&graveyard, node);
-            pthread_mutex_unlock(&graveyard_mu);
+            kvti_bury(node);
         } else {
             job->code = kvti_fail(&job->err, KVT_ECLOSED,
                                   "the transport was closed meanwhile");
@@ -190,6 +198,8 @@ static void forget_links_locked(struct kvt_transport *t, bool leaked)
 
         if (!leaked) {
             free(peer->link);
+        } else if (peer->link != NULL) {
+            peer->users++; /* a load may still be reading its metadata */
         }
         peer->link = NULL;
         if (peer->predecessor != NULL) {
@@ -267,6 +277,9 @@ static void end(struct kvt_transport *t)
             &t->close_err, KVT_EBUSY,
             "the engine did not stop: keep the registered memory mapped for "
             "the life of the process");
+    }
+    if (t->close_code == KVT_OK) {
+        kvti_regions_fini(&t->regions); /* else some must stay mapped */
     }
     t->phase = KVTI_CLOSED;
     t->quit = true;
@@ -359,12 +372,9 @@ int kvt_close(kvt_transport *t, uint64_t timeout_ns, struct kvt_error *err)
     deadline = kvti_deadline(t, timeout_ns);
     kvti_lock(t);
     if (t->phase == KVTI_OPEN) {
-        struct kvti_call *call = kvti_call_new(KVTI_CALL_CLOSE, NULL);
+        struct kvti_call *call = t->spare_call;
 
-        if (call == NULL) {
-            kvti_unlock(t);
-            return kvti_fail(err, KVT_ENOMEM, "no memory for a call");
-        }
+        t->spare_call = NULL;
         call->deadline_ns = deadline;
         t->phase = KVTI_CLOSING;
         kvti_call_send_locked(t, call);
@@ -375,8 +385,13 @@ int kvt_close(kvt_transport *t, uint64_t timeout_ns, struct kvt_error *err)
     join = t->phase == KVTI_CLOSED && !t->joined;
     t->joined |= join;
     kvti_unlock(t);
-    if (join) {
-        pthread_join(t->thread, NULL);
+    /* Only an engine that leaks can have kept a thread. */
+    if (join && !kvti_lead_join(t, t->engine_leaked
+                                       ? kvti_after(kvti_now_ns(), STUCK_NS)
+                                       : KVTI_NEVER)) {
+        kvti_lock(t);
+        t->kept = true;
+        kvti_unlock(t);
     }
     return code;
 }

@@ -4,13 +4,24 @@
  * makes a call that can block, and sleeps when there is nothing to do.
  *
  *   turn: calls -> new transfers -> stops -> engine reports -> peers' steps
- *         -> deadlines -> the engine's timers -> close -> posts -> sleep
+ *         -> deadlines -> the engine's timers -> close -> posts
+ *         -> the engine's light work (lead.c) -> sleep (rest.c)
  *
  * Engine threads only queue: a chunk or job holds one node and the merged
  * outcome, so a report never allocates and never waits for mu.
+ *
+ * To wake us for each chunk would cost the threads that copy a tenth of their
+ * time. A report of success only queues, unless the chunk is awaited:
+ *   - the last one of a full window, and the one in its middle: the next ones
+ *     are posted before the engine runs dry;
+ *   - the last one of a transfer of which nothing more will be posted: when it
+ *     is reported and others are not, the last of those becomes awaited.
+ * So whatever the control thread waits for, there is a chunk whose report wakes
+ * it. All that was reported is handled in the turn that follows. Where that
+ * chunk is stuck for ever, others may come back unnoticed behind it: so while
+ * heavy chunks are on their way a turn is taken every LOOK_AGAIN_NS.
  */
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -19,10 +30,9 @@
 
 #include "core.h"
 
-#define EPOLL_BATCH 32
-
 /* An engine call that takes longer is a stall: reported, never waited for. */
 #define STALL_NS UINT64_C(5000000000)
+#define LOOK_AGAIN_NS UINT64_C(10000000)
 
 /* ---------------------------------------------------- reports, any thread */
 
@@ -40,6 +50,7 @@ static void report_chunk(void *ctx, struct kvti_chunk *chunk,
                          const struct kvti_outcome *outcome)
 {
     struct kvt_transport *t = ctx;
+    bool awaited;
     uint32_t fin;
 
     lock_events(t);
@@ -51,8 +62,28 @@ static void report_chunk(void *ctx, struct kvti_chunk *chunk,
     if (kvti_list_empty(&chunk->event_node)) {
         kvti_list_append(&t->ev_chunks, &chunk->event_node);
     }
+    awaited = chunk->awaited || fin != KVTI_FIN_BOTH ||
+              chunk->outcome.state != KVT_DONE;
     unlock_events(t);
-    kvti_wake(t);
+    if (awaited) {
+        kvti_wake(t);
+    }
+}
+
+void kvti_ctl_await(struct kvt_transport *t, struct kvti_xfer *xfer)
+{
+    struct kvti_chunk *last = kvti_container(xfer->chunks.prev,
+                                             struct kvti_chunk, core_node);
+    bool reported;
+
+    kvti_assert(!kvti_list_empty(&xfer->chunks));
+    lock_events(t);
+    last->awaited = true;
+    reported = !kvti_list_empty(&last->event_node);
+    unlock_events(t);
+    if (reported) {
+        kvti_wake(t);
+    }
 }
 
 static void report_job(void *ctx, struct kvti_job *job, int code,
@@ -134,14 +165,18 @@ static void add_heartbeat(void *ctx, struct kvti_heartbeat *heartbeat)
     kvti_list_append(&t->heartbeats, &heartbeat->node);
 }
 
-/* Kept until the next turn: the control thread may be awake now, past the
+/* Counted until the next turn: the control thread may be awake now, past the
  * engine's timers, or be the one that calls. */
 static void wake(void *ctx)
 {
+    kvti_wake(ctx);
+}
+
+static void light(void *ctx)
+{
     struct kvt_transport *t = ctx;
 
-    atomic_store(&t->engine_turn, true);
-    kvti_wake(t);
+    t->light_posted = true;
 }
 
 /* ------------------------------------------------------------------- turns */
@@ -227,24 +262,25 @@ static void take_calls(struct kvt_transport *t)
     }
 }
 
-static bool take_chunk(struct kvt_transport *t)
+/* An engine may report a chunk again, until it is final: what a report says is
+ * read while the lock is held. */
+static bool take_chunks(struct kvt_transport *t)
 {
-    struct kvti_chunk *chunk = NULL;
-    struct kvti_outcome outcome;
-    struct kvti_list *node;
+    struct kvti_report reports[KVTI_REPORTS_MAX];
+    size_t count = 0;
 
     lock_events(t);
-    node = kvti_list_take(&t->ev_chunks);
-    if (node != NULL) {
-        chunk = kvti_container(node, struct kvti_chunk, event_node);
-        outcome = chunk->outcome;
+    while (count < KVTI_REPORTS_MAX && !kvti_list_empty(&t->ev_chunks)) {
+        struct kvti_chunk *chunk = kvti_container(
+            kvti_list_take(&t->ev_chunks), struct kvti_chunk, event_node);
+
+        reports[count].chunk = chunk;
+        reports[count].outcome = chunk->outcome;
+        count++;
     }
     unlock_events(t);
-    if (chunk == NULL) {
-        return false;
-    }
-    kvti_ctl_chunk(t, chunk, &outcome);
-    return true;
+    kvti_ctl_chunks(t, reports, count);
+    return count > 0;
 }
 
 static bool take_job(struct kvt_transport *t)
@@ -291,7 +327,7 @@ static bool take_link_event(struct kvt_transport *t)
 /* Jobs first: a LOAD must be known before an event of its connection. */
 void kvti_ctl_take_events(struct kvt_transport *t)
 {
-    while (take_job(t) || take_chunk(t) || take_link_event(t)) {
+    while (take_job(t) || take_chunks(t) || take_link_event(t)) {
     }
 }
 
@@ -323,68 +359,18 @@ static uint64_t check_stalls(struct kvt_transport *t, uint64_t now_ns)
     return busy ? t->next_stall_ns : KVTI_NEVER;
 }
 
-static bool idle(struct kvt_transport *t)
-{
-    bool empty;
-
-    kvti_lock(t);
-    empty = kvti_list_empty(&t->calls) && kvti_list_empty(&t->submitted) &&
-            kvti_list_empty(&t->attention) && !t->notes_wanted &&
-            !atomic_load(&t->engine_turn);
-    kvti_unlock(t);
-    lock_events(t);
-    empty = empty && kvti_list_empty(&t->ev_chunks) &&
-            kvti_list_empty(&t->ev_jobs) && kvti_list_empty(&t->ev_links);
-    unlock_events(t);
-    return empty && kvti_list_empty(&t->ready) && kvti_list_empty(&t->steps);
-}
-
-static void handle_batch(struct kvt_transport *t, struct epoll_event *batch,
-                         int count)
-{
-    t->batch = batch;
-    t->batch_count = count;
-    for (int i = 0; i < count; i++) {
-        struct kvti_watch *ready = batch[i].data.ptr;
-
-        if (ready != NULL) {
-            ready->ready(ready, batch[i].events);
-        }
-    }
-    t->batch_count = 0;
-}
-
-/* Until woken, a descriptor is ready, or `until_ns`. */
-static void rest(struct kvt_transport *t, uint64_t until_ns)
-{
-    struct epoll_event batch[EPOLL_BATCH];
-    int timeout = -1;
-    int count;
-
-    atomic_store(&t->sleeping, true);
-    if (!idle(t)) {
-        timeout = 0;
-    } else if (until_ns != KVTI_NEVER) {
-        uint64_t now = kvti_now_ns();
-        uint64_t ms = until_ns <= now ? 0 : (until_ns - now + 999999) / 1000000;
-
-        timeout = ms > INT32_MAX ? INT32_MAX : (int)ms;
-    }
-    count = epoll_wait(t->epoll_fd, batch, EPOLL_BATCH, timeout);
-    atomic_store(&t->sleeping, false);
-    handle_batch(t, batch, count);
-}
-
 static uint64_t sooner(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
 }
 
-static void turn(struct kvt_transport *t)
+/* When to take the next one at the latest. */
+static uint64_t turn(struct kvt_transport *t)
 {
     uint64_t now;
     uint64_t next;
 
+    t->news_seen = atomic_load(&t->news);
     take_calls(t);
     kvti_ctl_intake(t);
     kvti_ctl_attend(t);
@@ -392,28 +378,38 @@ static void turn(struct kvt_transport *t)
     kvti_ctl_steps(t);
     now = kvti_now_ns();
     kvti_ctl_deadlines(t, now);
-    atomic_store(&t->engine_turn, false);
     next = t->ops->turn == NULL ? KVTI_NEVER : t->ops->turn(t->engine, now);
     next = sooner(next, check_stalls(t, now));
     if (t->close_step != KVTI_CLOSE_NOT) {
         next = sooner(next, kvti_ctl_close_turn(t, now));
     }
-    if (t->quit) {
-        return;
+    if (!t->quit) {
+        kvti_ctl_steps(t);
+        kvti_ctl_post(t);
     }
-    kvti_ctl_steps(t);
-    kvti_ctl_post(t);
-    rest(t, sooner(next, t->next_deadline_ns));
+    if (t->heavy > 0) {
+        next = sooner(next, now + LOOK_AGAIN_NS);
+    }
+    return sooner(next, t->next_deadline_ns);
 }
 
-static void *run(void *arg)
+bool kvti_ctl_run(struct kvt_transport *t)
 {
-    struct kvt_transport *t = arg;
-
     while (!t->quit) {
-        turn(t);
+        uint64_t next_ns = turn(t);
+
+        if (t->quit) {
+            break;
+        }
+        if (t->light_posted) {
+            if (!kvti_lead_work(t)) {
+                return false;
+            }
+            kvti_ctl_linger(t);
+        }
+        kvti_ctl_rest(t, next_ns);
     }
-    return NULL;
+    return true;
 }
 
 /* ----------------------------------------------------------- start and end */
@@ -453,8 +449,8 @@ static void init_locks(struct kvt_transport *t)
 {
     pthread_condattr_t attr;
 
-    pthread_mutex_init(&t->mu, NULL);
-    pthread_mutex_init(&t->ev_mu, NULL);
+    kvti_short_mutex_init(&t->mu);
+    kvti_short_mutex_init(&t->ev_mu);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&t->cond, &attr);
@@ -463,15 +459,16 @@ static void init_locks(struct kvt_transport *t)
 
 int kvti_control_init(struct kvt_transport *t, struct kvt_error *err)
 {
+    int failed = kvti_lead_init(t);
+
     init_lists(t);
     init_locks(t);
     t->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     t->user_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    if (t->wake_fd < 0 || t->user_fd < 0 || t->epoll_fd < 0) {
+    if (failed != 0 || t->wake_fd < 0 || t->user_fd < 0 || t->epoll_fd < 0) {
         return kvti_fail_errno(err, KVT_ESYSTEM, errno,
-                               "cannot open an event descriptor (check ulimit "
-                               "-n)");
+                               "cannot open an event descriptor");
     }
     t->wake_watch = (struct kvti_watch){
         .fd = t->wake_fd, .events = EPOLLIN, .ready = drain_wake};
@@ -488,29 +485,11 @@ int kvti_control_init(struct kvt_transport *t, struct kvt_error *err)
         .unwatch = unwatch,
         .heartbeat = add_heartbeat,
         .wake = wake,
+        .light = light,
         .agent_name = t->agent_name,
         .incarnation = t->incarnation,
         .options = &t->options,
     };
-    return KVT_OK;
-}
-
-int kvti_control_start(struct kvt_transport *t, struct kvt_error *err)
-{
-    sigset_t all;
-    sigset_t old;
-    int failed;
-
-    /* The host program's signals are its own threads' business. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    failed = pthread_create(&t->thread, NULL, run, t);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (failed != 0) {
-        return kvti_fail_errno(err, KVT_ESYSTEM, failed,
-                               "cannot start the control thread");
-    }
-    pthread_setname_np(t->thread, "kvt-control");
     return KVT_OK;
 }
 
@@ -526,6 +505,7 @@ void kvti_control_fini(struct kvt_transport *t)
     close_fd(t->wake_fd);
     close_fd(t->user_fd);
     close_fd(t->epoll_fd);
+    kvti_lead_fini(t);
     pthread_cond_destroy(&t->cond);
     pthread_mutex_destroy(&t->mu);
     pthread_mutex_destroy(&t->ev_mu);

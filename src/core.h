@@ -82,18 +82,26 @@ enum kvti_link_state {
     KVTI_LINK_UNLOADING
 };
 
+/* Transfers that wait take turns, class by class; each first in, first out. */
+enum kvti_class {
+    KVTI_LIGHT, /* one light chunk */
+    KVTI_SMALL, /* one chunk */
+    KVTI_BULK,  /* more */
+    KVTI_CLASSES
+};
+
 struct kvti_link {
     struct kvti_peer *peer; /* [const] */
     void *conn;             /* [control] */
     uint64_t generation;    /* [const] the peer's when the load began */
     uint32_t state;         /* [control] enum kvti_link_state */
     uint32_t outstanding;   /* [control] posted chunks, not final nor lost */
+    uint32_t light;         /* [control] light ones among them */
     bool down;              /* [control] the link broke */
     bool dead;              /* [control] proof that the process is gone */
-    bool turn_bulk;         /* [control] whose turn it is */
+    uint32_t turn;          /* [control] enum kvti_class that had it last */
     struct kvti_list xfers; /* [control] of this link, not proven final */
-    struct kvti_list small; /* [control] with parts to post, one chunk long */
-    struct kvti_list bulk;  /* [control] the longer ones */
+    struct kvti_list queues[KVTI_CLASSES]; /* [control] with parts to post */
     struct kvti_list ready; /* [control] in t->ready, or in none */
     struct kvti_job job;    /* [control] LOAD, later UNLOAD */
 
@@ -179,7 +187,7 @@ struct kvti_xfer {
 
     struct kvti_link *link;      /* [control] */
     struct kvti_list link_node;  /* [control] in link->xfers */
-    struct kvti_list queue_node; /* [control] in link->small or bulk */
+    struct kvti_list queue_node; /* [control] in link->queues */
     struct kvti_list live;       /* [control] in t->live until completed */
     struct kvti_list chunks;     /* [control] posted, not proven */
     struct kvti_cut cut;         /* [control] */
@@ -196,6 +204,20 @@ struct kvti_note {
 };
 
 /* -------------------------------------------------------------- transport */
+
+/* Who is the control thread (lead.c). */
+struct kvti_lead {
+    _Atomic uint64_t word; /* odd: the leader is away; never goes back */
+    atomic_bool covered;   /* a deputy watches */
+    atomic_bool dozing;    /* it does not, until the leader sets the timer */
+    atomic_bool over;      /* no leader any more */
+    int timer_fd;          /* [const] the deputy reads it */
+    pthread_mutex_t mu;    /* a leaf */
+    pthread_cond_t cond;   /* [lead.mu] a thread has ended */
+    uint32_t living;       /* [lead.mu] threads that have not */
+    uint32_t started;      /* [const] of `threads` */
+    pthread_t threads[2];  /* [const] */
+};
 
 enum kvti_phase { KVTI_OPEN, KVTI_CLOSING, KVTI_CLOSED };
 
@@ -221,14 +243,15 @@ struct kvt_transport {
     struct kvti_engine_traits traits;
     struct kvti_env env;
     const unsigned char *fork_page; /* 1 here, 0 in a child */
-    pthread_t thread;
+    struct kvti_lead lead;
     int wake_fd;
     int epoll_fd;
     int user_fd;
     struct kvti_watch wake_watch;
 
-    atomic_bool sleeping;    /* the control thread may need waking */
-    atomic_bool engine_turn; /* the engine asked for a call of ops->turn */
+    atomic_bool sleeping;            /* the control thread may need waking */
+    _Atomic uint32_t news;           /* calls of kvti_wake() */
+    atomic_int caller_cpu;           /* of the last submission; -1: none */
     _Atomic uint64_t finished_count; /* written under mu: poll's fast path */
 
     pthread_mutex_t mu;
@@ -237,7 +260,12 @@ struct kvt_transport {
     uint32_t phase; /* enum kvti_phase */
     int close_code;
     struct kvt_error close_err;
-    bool engine_leaked; /* the engine may still use what we own */
+    /* The close's, until it is asked for: a transport that cannot be closed for
+     * want of memory would never give its own back. */
+    struct kvti_call *spare_call;
+    bool engine_leaked;     /* the engine may still use what we own */
+    bool kept;              /* a thread that is away may come back to us */
+    struct kvti_list grave; /* once freed while `kept` */
     struct kvti_list calls;
     struct kvti_list submitted;
     struct kvti_list attention;
@@ -264,6 +292,7 @@ struct kvt_transport {
     bool notes_wanted; /* tell it so */
     bool fd_asked;
     bool fd_signalled;
+    bool wake_due; /* kvti_wake() when mu is given back */
     struct kvt_stats stats;
     uint64_t tag_done[KVT_TAG_MAX + 1];
     uint64_t tag_bytes[KVT_TAG_MAX + 1];
@@ -281,6 +310,12 @@ struct kvt_transport {
     struct kvti_list heartbeats;
     struct kvti_list outbox;    /* jobs to hand over once mu is free */
     struct kvti_list open_jobs; /* with the engine */
+    uint32_t news_seen;         /* when this turn began */
+    uint32_t heavy;             /* posted chunks that are not light */
+    bool light_posted;          /* light chunks wait for ops->work() */
+    uint64_t linger_ns;         /* no sleep before, unless heavy > 0 */
+    uint64_t move_ns;           /* no other change of processor before */
+    uint64_t look_ns;           /* when to look at descriptors again */
     uint64_t next_deadline_ns;  /* no deadline or grace ends before */
     uint64_t next_stall_ns;
     uint32_t close_step;
@@ -354,11 +389,22 @@ void kvti_unsignal_locked(struct kvt_transport *t);
 /* progress.c: transfers */
 void kvti_ctl_intake(struct kvt_transport *t);
 void kvti_ctl_attend(struct kvt_transport *t);
-void kvti_ctl_post(struct kvt_transport *t);
-void kvti_ctl_chunk(struct kvt_transport *t, struct kvti_chunk *chunk,
-                    const struct kvti_outcome *outcome);
+/* Chunks that an engine reported, handled at once while callers wait for mu. */
+#define KVTI_REPORTS_MAX 16
+struct kvti_report {
+    struct kvti_chunk *chunk;
+    struct kvti_outcome outcome;
+};
+void kvti_ctl_chunks(struct kvt_transport *t, struct kvti_report *reports,
+                     size_t count);
+/* The first verdict stays; the rest of the transfer's time is its grace. */
+void kvti_ctl_stop_locked(struct kvt_transport *t, struct kvti_xfer *xfer,
+                          uint32_t state, int code, int engine_code,
+                          uint32_t scope, const char *text);
 /* Completes what can be completed. */
 void kvti_ctl_advance(struct kvt_transport *t, struct kvti_xfer *xfer);
+/* The last of its chunks wakes us when it is reported. There is one. */
+void kvti_ctl_await(struct kvt_transport *t, struct kvti_xfer *xfer);
 /* Stops every unfinished transfer of a link. */
 void kvti_ctl_stop_link(struct kvt_transport *t, struct kvti_link *link,
                         uint32_t state, int code, uint32_t scope,
@@ -377,17 +423,48 @@ void kvti_ctl_flush(struct kvt_transport *t);
 void kvti_ctl_hand(struct kvt_transport *t, struct kvti_job *job);
 void kvti_ctl_job_free(struct kvti_job *job);
 
+/* post.c */
+void kvti_ctl_post(struct kvt_transport *t);
+/* Puts a link with work and room for it into t->ready. */
+void kvti_ctl_link_kick(struct kvt_transport *t, struct kvti_link *link);
+/* The chunk is final, lost or nobody's: its place in a window is free. */
+void kvti_ctl_give_place(struct kvt_transport *t, struct kvti_link *link,
+                         const struct kvti_chunk *chunk);
+
 /* link.c: peers */
 void kvti_ctl_peer_want(struct kvt_transport *t, struct kvti_peer *peer);
 void kvti_ctl_steps(struct kvt_transport *t);
 void kvti_ctl_link_event(struct kvt_transport *t, struct kvti_link *link,
                          bool down, bool dead, const struct kvt_error *err);
 void kvti_ctl_peer_dead(struct kvt_transport *t, struct kvti_peer *peer);
-/* Puts a link with work into t->ready. */
-void kvti_ctl_link_kick(struct kvt_transport *t, struct kvti_link *link);
 
-/* close.c. Returns when it wants the next turn. */
+/* close.c */
+/* Keeps for ever, and in sight, what a stuck thread may still touch. */
+void kvti_bury(struct kvti_list *node);
+/* Returns when it wants the next turn. */
 uint64_t kvti_ctl_close_turn(struct kvt_transport *t, uint64_t now_ns);
+
+/* rest.c */
+/* Light work was done: the next sleep waits a little. */
+void kvti_ctl_linger(struct kvt_transport *t);
+/* Onto another processor than that of who submitted last; false if we are on
+ * the same one and stay there. */
+bool kvti_ctl_step_aside(struct kvt_transport *t);
+/* Until news, a ready descriptor, or `until_ns`. */
+void kvti_ctl_rest(struct kvt_transport *t, uint64_t until_ns);
+
+/* lead.c */
+/* 0 or -errno. */
+int kvti_lead_init(struct kvt_transport *t);
+void kvti_lead_fini(struct kvt_transport *t);
+/* Starts the control thread and its deputy. */
+int kvti_lead_start(struct kvt_transport *t, struct kvt_error *err);
+/* Has the engine copy light chunks. False: another thread leads now, and
+ * nothing of the control thread's may be touched. */
+bool kvti_lead_work(struct kvt_transport *t);
+/* After the end: false when a thread is still away at the deadline. It will
+ * look at the transport once more if it ever comes back. */
+bool kvti_lead_join(struct kvt_transport *t, uint64_t deadline_ns);
 
 /* control.c */
 /* Handles every report that is queued. */
@@ -395,7 +472,8 @@ void kvti_ctl_take_events(struct kvt_transport *t);
 /* A JOB call's job is reported: runs its `finish`. */
 void kvti_ctl_call_reported(struct kvt_transport *t, struct kvti_job *job);
 int kvti_control_init(struct kvt_transport *t, struct kvt_error *err);
-int kvti_control_start(struct kvt_transport *t, struct kvt_error *err);
+/* Turns until the end, true, or until the role is lost. */
+bool kvti_ctl_run(struct kvt_transport *t);
 void kvti_control_fini(struct kvt_transport *t);
 
 /* ----------------------------------------------------------- peers (peer.c) */
@@ -447,6 +525,10 @@ void kvti_ctl_notify(struct kvt_transport *t, struct kvti_call *call);
 /* ---------------------------------------------------------- stats (stats.c) */
 
 void kvti_histogram_add(struct kvt_histogram *histogram, uint64_t ns);
+/* A chunk ended well. */
+void kvti_stats_moved_locked(struct kvt_transport *t,
+                             const struct kvti_xfer *xfer,
+                             const struct kvti_chunk *chunk);
 
 /* ------------------------------------------------------ open (transport.c) */
 

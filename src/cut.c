@@ -7,6 +7,8 @@
 #include "diag.h"
 #include "layout.h"
 
+#define SHARE_STEP (UINT64_C(64) << 10)
+
 /* One item, resolved. */
 struct part {
     uint64_t local;
@@ -132,7 +134,25 @@ void kvti_payload_cut(const struct kvti_payload *payload, struct kvti_cut *cut,
         at.item += at.offset == 0;
     }
     chunk->bytes = bytes_max - room;
+    at.bytes += chunk->bytes;
     *cut = at;
+}
+
+uint64_t kvti_cut_share(const struct kvti_payload *payload,
+                        const struct kvti_cut *cut, uint32_t share,
+                        uint64_t bytes_max)
+{
+    uint64_t bytes;
+
+    if (share < 2) {
+        return bytes_max;
+    }
+    /* In steps, so that pages and the usual blocks are not split. */
+    bytes = (payload->bytes - cut->bytes) / share / SHARE_STEP * SHARE_STEP;
+    if (bytes < KVTI_SHARE_MIN) {
+        bytes = KVTI_SHARE_MIN;
+    }
+    return bytes < bytes_max ? bytes : bytes_max;
 }
 
 bool kvti_payload_uses(const struct kvti_payload *payload, uint64_t addr,

@@ -41,11 +41,17 @@ static inline int kvti_failed(int same, int code)
 void kvti_format(char *text, size_t size, const char *format, ...)
     KVTI_PRINTF(3, 4);
 
-/* Where log lines go: a copy of the options' hook. */
+/* Where log lines go: the options' hook, and stderr as KVT_LOG says. */
 struct kvti_logger {
     void (*log)(void *ctx, int level, const char *text);
     void *ctx;
+    int shown; /* levels below this one go to stderr, too; 0: none does */
 };
+
+/* Reads KVT_LOG: for kvt_open() alone. Errors: EINVAL. */
+int kvti_logger_init(struct kvti_logger *logger,
+                     void (*log)(void *ctx, int level, const char *text),
+                     void *ctx, struct kvt_error *err);
 
 void kvti_log(const struct kvti_logger *logger, int level, const char *format,
               ...) KVTI_PRINTF(3, 4);

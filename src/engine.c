@@ -8,6 +8,7 @@
 /* In the order of kvt_engine_info(). */
 static const struct kvti_engine_ops *const engines[] = {
     &kvti_engine_local,
+    &kvti_engine_route,
     &kvti_engine_fault,
 };
 
@@ -59,4 +60,14 @@ uint64_t kvti_now_ns(void)
 
     kvti_assert(rc == 0);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void kvti_short_mutex_init(pthread_mutex_t *mutex)
+{
+    pthread_mutexattr_t attr;
+
+    pthread_mutexattr_init(&attr);
+    pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP);
+    pthread_mutex_init(mutex, &attr);
+    pthread_mutexattr_destroy(&attr);
 }

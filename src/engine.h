@@ -18,17 +18,19 @@
  *    final or counted as lost. NOTIFY and CONNECT jobs of it that are still
  *    open are reported (KVT_EDISCONNECTED) before the UNLOAD is.
  *  - Memory dropped while a chunk of ours uses it: the core never asks that.
- *  - `node`, `wrapper`, `conn` and `link` of a chunk or job are the engine's
- *    to change while it holds it: an engine around another one puts its own
- *    there. Before a chunk is reported with both FIN bits, and a job at all,
- *    `conn` and `link` are what the core gave (but for a LOAD's `conn`).
+ *  - `node`, `wrapper`, `route`, `conn` and `link` of a chunk or job are the
+ *    engine's to change while it holds it: an engine around another one puts
+ *    its own there. Before a chunk is reported with both FIN bits, and a job at
+ *    all, `conn` and `link` are what the core gave (but for a LOAD's `conn`).
  *  - Reports about a connection (down, dead) may come at any time between the
  *    LOAD's report and the UNLOAD's, more than once.
  */
 #ifndef KVTI_ENGINE_H
 #define KVTI_ENGINE_H
 
+#include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -63,14 +65,28 @@ struct kvti_copy {
 
 #define KVTI_PRIV_BYTES 64
 
+/* A light chunk costs less to copy than to hand to another thread. */
+#define KVTI_LIGHT_BYTES 16384u
+#define KVTI_LIGHT_COPIES 64u
+
+static inline bool kvti_is_light(uint64_t copies, uint64_t bytes)
+{
+    return copies <= KVTI_LIGHT_COPIES && bytes <= KVTI_LIGHT_BYTES;
+}
+
+/* Which way bytes go. */
+enum kvti_path { KVTI_PATH_LOCAL, KVTI_PATH_NIXL };
+
 /* One engine request: up to the engine's chunk_copies pieces of one pair of
  * kinds. Allocated by the core; `copies` is its tail. */
 struct kvti_chunk {
     struct kvti_list node; /* the engine's while it holds the chunk */
     void *conn;            /* the engine's, from its LOAD */
-    void *wrapper;         /* an engine around another engine keeps its own */
+    void *wrapper;         /* the fault engine keeps its own */
+    void *route;           /* and so does the shortcut, inside it */
     uint32_t op;           /* KVT_OP_WRITE or KVT_OP_READ */
     uint32_t count;
+    uint32_t path; /* enum kvti_path: the engine's, set when it is posted */
     uint64_t bytes;
     uint32_t local_kind;
     uint32_t local_device;
@@ -79,13 +95,15 @@ struct kvti_chunk {
 
     /* The core's. */
     void *xfer;
-    uint32_t fin;   /* control thread: bits proven so far */
+    bool light;     /* control thread: in link->light, not in the window */
+    uint32_t fin;   /* control thread: bits proven so far, by anybody */
     uint32_t state; /* control thread: first outcome that was not done */
     struct kvti_list core_node;
 
     /* The event queue's, under its lock. */
     struct kvti_list event_node;
     struct kvti_outcome outcome;
+    bool awaited; /* its report wakes the control thread */
 
     _Alignas(16) unsigned char priv[KVTI_PRIV_BYTES]; /* the engine's */
     struct kvti_copy copies[];
@@ -98,7 +116,8 @@ enum kvti_job_kind {
                         * they stay registered but shut */
     KVTI_JOB_EXPORT,   /* buf: appends the library's own bytes; local: the
                        * process's identity, has_local says whether it is set */
-    KVTI_JOB_LOAD,     /* md (borrowed until reported) -> conn, path, text */
+    KVTI_JOB_LOAD,     /* md -> conn, path, text. md is borrowed until this
+                        * failed or the UNLOAD is reported */
     KVTI_JOB_CONNECT,  /* conn: makes the connection */
     KVTI_JOB_UNLOAD,   /* conn: gone when reported, whatever the code */
     KVTI_JOB_NOTIFY    /* conn, buf: in order per connection; reported when the
@@ -115,6 +134,7 @@ struct kvti_job {
     void (*reported)(struct kvt_transport *t, struct kvti_job *job); /* too */
     struct kvti_list open_node; /* too: handed over and not reported */
     void *wrapper;              /* as in a chunk */
+    void *route;                /* as in a chunk */
     void *conn;                 /* in: CONNECT, UNLOAD, NOTIFY; out: LOAD */
     void *link;                 /* LOAD: the core's name of the connection, for
                             * report_conn */
@@ -124,8 +144,12 @@ struct kvti_job {
     struct kvti_buf buf;        /* EXPORT: out; NOTIFY: the message */
     struct kvti_local_id local; /* EXPORT: out */
     bool has_local;             /* EXPORT: out */
-    char path[16];              /* LOAD, out: "local", "nixl" */
-    char text[KVT_TEXT_MAX];    /* LOAD, out: why this path */
+    uint32_t window;         /* LOAD, out: unfinished chunks of the connection;
+                            * 0, and at most: the trait */
+    uint32_t light;          /* LOAD, out: as window, of light chunks */
+    uint32_t share;          /* LOAD, out: as in the traits, 0: the same */
+    char path[16];           /* LOAD, out: "local", "nixl" */
+    char text[KVT_TEXT_MAX]; /* LOAD, out: why this path */
 
     /* The event queue's, under its lock. */
     struct kvti_list event_node;
@@ -178,6 +202,9 @@ struct kvti_env {
     void (*heartbeat)(void *ctx, struct kvti_heartbeat *heartbeat);
     /* Makes the control thread take a turn (and so call ops->turn). */
     void (*wake)(void *ctx);
+    /* Control thread only: post() kept a light chunk, ops->work is to be
+     * called before the control thread rests. */
+    void (*light)(void *ctx);
 
     struct kvti_logger logger;
     const char *agent_name;
@@ -199,10 +226,16 @@ struct kvti_engine_traits {
     uint32_t chunk_copies; /* most pieces of one chunk */
     uint64_t chunk_bytes;  /* most bytes of one chunk */
     uint32_t window;       /* unfinished chunks of one connection */
+    uint32_t light;        /* unfinished light ones beside them; 0: they count
+                            * as all others */
+    uint32_t share;        /* chunks that a transfer is cut into at least, if
+                            * it is long enough: kvti_cut_share(); or 0 */
+    bool no_strided;       /* layouts may only have runs of one block */
     uint32_t dead_fin;     /* enum kvti_fin: what the proven death of the peer's
                         * process proves of a write to it. An engine that may
                         * then still read our memory, and would crash if it
-                        * were unmapped, says KVTI_FIN_PEER. */
+                        * were unmapped, says KVTI_FIN_PEER. What goes by
+                        * NIXL is over for both sides in any case. */
 };
 
 struct kvti_engine_ops {
@@ -227,6 +260,21 @@ struct kvti_engine_ops {
     void (*job)(void *self, struct kvti_job *job);
     void (*post)(void *self, struct kvti_chunk *chunk);
 
+    /*
+     * Copies light chunks that post() kept, on the calling thread, however
+     * long their memory takes to answer. The core calls it outside the control
+     * thread's role, which another thread may take over meanwhile: it uses
+     * nothing that is the control thread's. With `here` false the control
+     * thread calls: the chunks go to threads of the engine. NULL in an engine
+     * whose post() keeps none.
+     */
+    void (*work)(void *self, bool here);
+
+    /* Control thread: a call of work() with `here` follows, however late. Until
+     * it is over, close() waits for it as for a thread of the engine. NULL
+     * where work is. */
+    void (*leave)(void *self);
+
     /* Once a turn of the control thread: the engine's own timers. Returns when
      * it wants the next turn at the latest (UINT64_MAX: no wish). May be
      * NULL. */
@@ -250,7 +298,8 @@ struct kvti_engine_ops {
 };
 
 extern const struct kvti_engine_ops kvti_engine_local;
-extern const struct kvti_engine_ops kvti_engine_nixl;
+extern const struct kvti_engine_ops kvti_engine_nixl;  /* NIXL alone */
+extern const struct kvti_engine_ops kvti_engine_route; /* "nixl" to callers */
 extern const struct kvti_engine_ops kvti_engine_fault;
 
 /* Engines of this build, in the order of kvt_engine_info(); NULL past it. */
@@ -260,6 +309,10 @@ const struct kvti_engine_ops *kvti_engine_at(size_t index);
 const struct kvti_engine_ops *kvti_engine_find(const char *spec,
                                                const char **ret_rest,
                                                struct kvt_error *err);
+
+/* A mutex that is never held for long: who finds it taken looks a few times
+ * more before it sleeps, since to be woken takes longer than most holders do. */
+void kvti_short_mutex_init(pthread_mutex_t *mutex);
 
 /* CLOCK_MONOTONIC in nanoseconds. */
 uint64_t kvti_now_ns(void);

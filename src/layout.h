@@ -106,6 +106,7 @@ struct kvti_cut {
     uint64_t item;   /* pairs or pieces used up */
     uint64_t offset; /* bytes of the current item already used */
     uint64_t merged; /* items that joined their predecessor's copy so far */
+    uint64_t bytes;  /* cut off so far */
 };
 
 static inline bool kvti_cut_at_end(const struct kvti_cut *cut,
@@ -124,5 +125,18 @@ static inline bool kvti_cut_at_end(const struct kvti_cut *cut,
 void kvti_payload_cut(const struct kvti_payload *payload, struct kvti_cut *cut,
                       uint32_t copies_max, uint64_t bytes_max,
                       struct kvti_chunk *chunk);
+
+/* A chunk below this costs more to hand over than its copy takes. */
+#define KVTI_SHARE_MIN (UINT64_C(128) << 10)
+
+/*
+ * The `bytes_max` for the next chunk where `share` of them are to be had from
+ * what is left: large ones first, then smaller and smaller ones, so that
+ * several threads are busy with a small transfer and come to the end of a large
+ * one together. A share of 0 or 1 leaves bytes_max as it is.
+ */
+uint64_t kvti_cut_share(const struct kvti_payload *payload,
+                        const struct kvti_cut *cut, uint32_t share,
+                        uint64_t bytes_max);
 
 #endif /* KVTI_LAYOUT_H */

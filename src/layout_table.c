@@ -69,9 +69,9 @@ static int check_limits_locked(const struct kvt_transport *t,
     return KVT_OK;
 }
 
-static int check_kinds(const struct kvt_transport *t,
-                       const struct kvt_run *runs, size_t count,
-                       struct kvt_error *err)
+static int check_supported(const struct kvt_transport *t,
+                           const struct kvt_run *runs, size_t count,
+                           struct kvt_error *err)
 {
     for (size_t i = 0; i < count; i++) {
         if (runs[i].kind > KVT_VRAM) {
@@ -83,6 +83,12 @@ static int check_kinds(const struct kvt_transport *t,
                              "run %zu: engine \"%s\" does not move %s memory",
                              i, t->engine_name,
                              runs[i].kind == KVT_VRAM ? "VRAM" : "DRAM");
+        }
+        if (t->traits.no_strided && runs[i].count > 1) {
+            return kvti_fail(err, KVT_EUNSUPPORTED,
+                             "run %zu: engine \"%s\" only takes runs of one "
+                             "block: make a run of each",
+                             i, t->engine_name);
         }
     }
     return KVT_OK;
@@ -167,7 +173,7 @@ int kvt_prepare(kvt_transport *t, kvt_peer side, const char *name,
                          "a layout needs at least one run and a place for its "
                          "id");
     }
-    code = check_kinds(t, runs, count, err);
+    code = check_supported(t, runs, count, err);
     if (code != KVT_OK) {
         return code;
     }

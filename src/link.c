@@ -20,22 +20,6 @@
 
 #include "core.h"
 
-static bool has_work(const struct kvti_link *link)
-{
-    return !kvti_list_empty(&link->small) || !kvti_list_empty(&link->bulk);
-}
-
-void kvti_ctl_link_kick(struct kvt_transport *t, struct kvti_link *link)
-{
-    if (link->state == KVTI_LINK_DRAINING) {
-        kvti_ctl_peer_want(t, link->peer);
-    } else if (link->state == KVTI_LINK_UP && has_work(link) &&
-               link->outstanding < t->traits.window &&
-               kvti_list_empty(&link->ready)) {
-        kvti_list_append(&t->ready, &link->ready);
-    }
-}
-
 void kvti_ctl_peer_want(struct kvt_transport *t, struct kvti_peer *peer)
 {
     /* A gone peer may be freed by any thread: never back into the list. */
@@ -55,8 +39,9 @@ static struct kvti_link *new_link(struct kvti_peer *peer, uint64_t generation)
     link->generation = generation;
     link->state = KVTI_LINK_LOADING;
     kvti_list_init(&link->xfers);
-    kvti_list_init(&link->small);
-    kvti_list_init(&link->bulk);
+    for (size_t i = 0; i < KVTI_CLASSES; i++) {
+        kvti_list_init(&link->queues[i]);
+    }
     kvti_list_init(&link->ready);
     kvti_list_init(&link->event_node);
     kvti_list_init(&link->job.node);

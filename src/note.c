@@ -129,6 +129,13 @@ bool kvti_note_received(void *ctx, const char *agent_name, const void *bytes,
     bool room;
 
     if (note == NULL) {
+        /* Nobody will make room: the engine asks again at once, and stays
+         * awake until there is memory. To wait for kvt_notification() would
+         * be for ever if nothing else is queued. */
+        kvti_lock(t);
+        t->notes_wanted = true;
+        t->wake_due = true;
+        kvti_unlock(t);
         return false;
     }
     kvti_format(note->agent_name, sizeof note->agent_name, "%s", agent_name);
@@ -195,7 +202,7 @@ int kvt_notification(kvt_transport *t, struct kvt_notification *ret,
     if (t->notes_full && t->note_count <= t->options.notify_max / 2) {
         t->notes_full = false;
         t->notes_wanted = true;
-        kvti_wake(t);
+        t->wake_due = true;
     }
     kvti_unsignal_locked(t);
     ret->peer = sender_locked(t, note->agent_name);

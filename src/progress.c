@@ -2,7 +2,7 @@
 /*
  * How a transfer gets from accepted to completed. Control thread alone.
  *
- *   submitted -> link->small or bulk -> chunks posted, window by window
+ *   submitted -> link->queues -> chunks posted, window by window
  *             -> outcomes -> (notification) -> finished
  *
  * Before each chunk the transfer is claimed under mu, where a cancel would set
@@ -16,12 +16,11 @@
  * the engine reports it final.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "core.h"
 
-/* Chunks posted in a turn before the control thread looks at events again. */
-#define POSTS_PER_TURN 64
+/* New transfers taken in at once, while callers wait for the lock. */
+#define INTAKE_BATCH 32
 
 static uint64_t sooner(uint64_t a, uint64_t b)
 {
@@ -82,9 +81,9 @@ static void start_grace(struct kvt_transport *t, struct kvti_xfer *xfer)
     }
 }
 
-static void stop_locked(struct kvt_transport *t, struct kvti_xfer *xfer,
-                        uint32_t state, int code, int engine_code,
-                        uint32_t scope, const char *text)
+void kvti_ctl_stop_locked(struct kvt_transport *t, struct kvti_xfer *xfer,
+                          uint32_t state, int code, int engine_code,
+                          uint32_t scope, const char *text)
 {
     kvti_xfer_stop_locked(xfer, state, code, engine_code, scope, text);
     start_grace(t, xfer);
@@ -155,6 +154,8 @@ static void advance_locked(struct kvt_transport *t, struct kvti_xfer *xfer)
             kvti_list_remove(&xfer->link_node);
             xfer->link = NULL;
             kvti_xfer_prove_locked(t, xfer);
+        } else {
+            kvti_ctl_await(t, xfer);
         }
         return;
     }
@@ -164,6 +165,7 @@ static void advance_locked(struct kvt_transport *t, struct kvti_xfer *xfer)
     }
     show_final_locked(xfer);
     if (!kvti_list_empty(&xfer->chunks)) {
+        kvti_ctl_await(t, xfer);
         return;
     }
     if (!xfer->stop) {
@@ -187,17 +189,27 @@ void kvti_ctl_advance(struct kvt_transport *t, struct kvti_xfer *xfer)
 
 /* ----------------------------------------------------------------- intake */
 
+static enum kvti_class class_of(const struct kvt_transport *t,
+                                const struct kvti_payload *payload)
+{
+    if (kvti_is_light(payload->count, payload->bytes)) {
+        return KVTI_LIGHT;
+    }
+    return payload->count <= t->traits.chunk_copies &&
+                   payload->bytes <= t->traits.chunk_bytes
+               ? KVTI_SMALL
+               : KVTI_BULK;
+}
+
 static void queue_locked(struct kvt_transport *t, struct kvti_xfer *xfer)
 {
     struct kvti_link *link = xfer->link;
-    bool small = xfer->payload.count <= t->traits.chunk_copies &&
-                 xfer->payload.bytes <= t->traits.chunk_bytes;
-
     if (xfer->result.op == KVT_OP_WARM_UP) {
         xfer->job = kvti_ctl_job_new(KVTI_JOB_CONNECT, xfer, link->conn);
         if (xfer->job == NULL) {
-            stop_locked(t, xfer, KVT_FAILED, KVT_ENOMEM, 0, KVT_SCOPE_REQUEST,
-                        "no memory for the request");
+            kvti_ctl_stop_locked(t, xfer, KVT_FAILED, KVT_ENOMEM, 0,
+                                 KVT_SCOPE_REQUEST,
+                                 "no memory for the request");
             advance_locked(t, xfer);
             return;
         }
@@ -206,7 +218,8 @@ static void queue_locked(struct kvt_transport *t, struct kvti_xfer *xfer)
         kvti_list_append(&t->outbox, &xfer->job->node);
         return;
     }
-    kvti_list_append(small ? &link->small : &link->bulk, &xfer->queue_node);
+    kvti_list_append(&link->queues[class_of(t, &xfer->payload)],
+                     &xfer->queue_node);
     kvti_ctl_link_kick(t, link);
 }
 
@@ -226,25 +239,32 @@ static void take_in_locked(struct kvt_transport *t, struct kvti_xfer *xfer)
     } else {
         bool down = mine && link->down;
 
-        stop_locked(t, xfer, down ? KVT_DISCONNECTED : KVT_CANCELLED,
-                    down ? KVT_EDISCONNECTED : KVT_ECANCELED, 0, KVT_SCOPE_PEER,
-                    down ? "the link broke before anything was posted"
-                         : "the peer was removed, unloaded or reloaded "
-                           "before anything was posted");
+        kvti_ctl_stop_locked(
+            t, xfer, down ? KVT_DISCONNECTED : KVT_CANCELLED,
+            down ? KVT_EDISCONNECTED : KVT_ECANCELED, 0, KVT_SCOPE_PEER,
+            down ? "the link broke before anything was posted"
+                 : "the peer was removed, unloaded or reloaded "
+                   "before anything was posted");
         advance_locked(t, xfer);
     }
 }
 
 void kvti_ctl_intake(struct kvt_transport *t)
 {
-    struct kvti_list *node;
+    struct kvti_list *node = NULL;
 
-    kvti_lock(t);
-    while ((node = kvti_list_take(&t->submitted)) != NULL) {
-        take_in_locked(t, kvti_container(node, struct kvti_xfer, intake));
-    }
-    kvti_unlock(t);
-    kvti_ctl_flush(t);
+    do {
+        kvti_lock(t);
+        for (int i = 0; i < INTAKE_BATCH; i++) {
+            node = kvti_list_take(&t->submitted);
+            if (node == NULL) {
+                break;
+            }
+            take_in_locked(t, kvti_container(node, struct kvti_xfer, intake));
+        }
+        kvti_unlock(t);
+        kvti_ctl_flush(t);
+    } while (node != NULL);
 }
 
 /* Transfers that a caller stopped. */
@@ -264,114 +284,6 @@ void kvti_ctl_attend(struct kvt_transport *t)
     kvti_unlock(t);
 }
 
-/* ---------------------------------------------------------------- posting */
-
-static struct kvti_chunk *new_chunk(struct kvt_transport *t,
-                                    struct kvti_link *link,
-                                    struct kvti_xfer *xfer)
-{
-    struct kvti_chunk *chunk = malloc(
-        sizeof *chunk + t->traits.chunk_copies * sizeof chunk->copies[0]);
-
-    if (chunk == NULL) {
-        return NULL;
-    }
-    *chunk = (struct kvti_chunk){.conn = link->conn,
-                                 .xfer = xfer,
-                                 .state = KVT_DONE,
-                                 .op = xfer->result.op,
-                                 .outcome.state = KVT_DONE};
-    kvti_list_init(&chunk->node);
-    kvti_list_init(&chunk->core_node);
-    kvti_list_init(&chunk->event_node);
-    return chunk;
-}
-
-/* Small transfers and long ones take turns; each kind first in, first out. */
-static struct kvti_xfer *pick(struct kvti_link *link)
-{
-    bool bulk = !kvti_list_empty(&link->bulk) &&
-                (link->turn_bulk || kvti_list_empty(&link->small));
-    struct kvti_list *queue = bulk ? &link->bulk : &link->small;
-
-    link->turn_bulk = !bulk;
-    return kvti_container(queue->next, struct kvti_xfer, queue_node);
-}
-
-/* False when a caller's stop came first. */
-static bool claim(struct kvt_transport *t, struct kvti_xfer *xfer,
-                  const struct kvti_chunk *chunk, uint64_t merged)
-{
-    bool mine;
-
-    kvti_lock(t);
-    mine = !xfer->stop;
-    if (mine) {
-        if (!xfer->claimed) {
-            xfer->claimed = true;
-            xfer->result.state = KVT_IN_PROGRESS;
-            kvti_histogram_add(&t->stats.post_ns,
-                               kvti_now_ns() - xfer->accepted_ns);
-        }
-        xfer->result.copies += chunk->count;
-        t->stats.copies += chunk->count;
-        t->stats.merged += merged;
-        t->stats.chunks++;
-    }
-    kvti_unlock(t);
-    return mine;
-}
-
-static void post_one(struct kvt_transport *t, struct kvti_link *link)
-{
-    struct kvti_xfer *xfer = pick(link);
-    struct kvti_chunk *chunk = new_chunk(t, link, xfer);
-    uint64_t merged = xfer->cut.merged;
-
-    if (chunk == NULL) {
-        kvti_lock(t);
-        stop_locked(t, xfer, KVT_FAILED, KVT_ENOMEM, 0, KVT_SCOPE_REQUEST,
-                    "no memory for the next part; nothing more was posted");
-        advance_locked(t, xfer);
-        kvti_unlock(t);
-        return;
-    }
-    kvti_payload_cut(&xfer->payload, &xfer->cut, t->traits.chunk_copies,
-                     t->traits.chunk_bytes, chunk);
-    if (!claim(t, xfer, chunk, xfer->cut.merged - merged)) {
-        free(chunk);
-        kvti_list_remove(&xfer->queue_node); /* attend() completes it */
-        return;
-    }
-    if (kvti_cut_at_end(&xfer->cut, &xfer->payload)) {
-        kvti_list_remove(&xfer->queue_node);
-    }
-    kvti_list_append(&xfer->chunks, &chunk->core_node);
-    link->outstanding++;
-    t->ops->post(t->engine, chunk);
-}
-
-/* Round robin over the links that have work and room in their window. */
-void kvti_ctl_post(struct kvt_transport *t)
-{
-    struct kvti_list *node;
-
-    for (int i = 0; i < POSTS_PER_TURN; i++) {
-        struct kvti_link *link;
-
-        node = kvti_list_take(&t->ready);
-        if (node == NULL) {
-            return;
-        }
-        link = kvti_container(node, struct kvti_link, ready);
-        /* What was queued may have been stopped since. */
-        if (!kvti_list_empty(&link->small) || !kvti_list_empty(&link->bulk)) {
-            post_one(t, link);
-            kvti_ctl_link_kick(t, link);
-        }
-    }
-}
-
 /* --------------------------------------------------------------- outcomes */
 
 static uint32_t scope_of(uint32_t state)
@@ -382,78 +294,85 @@ static uint32_t scope_of(uint32_t state)
 static void chunk_final_locked(struct kvt_transport *t, struct kvti_xfer *xfer,
                                struct kvti_chunk *chunk)
 {
-    struct kvti_peer *peer = xfer->peer;
-
     kvti_list_remove(&chunk->core_node);
     if (!kvti_xfer_finished(xfer)) {
-        xfer->link->outstanding--;
+        kvti_ctl_give_place(t, xfer->link, chunk);
     }
     if (chunk->state != KVT_DONE) {
         return;
     }
     xfer->result.bytes_done += chunk->bytes;
-    if (chunk->op == KVT_OP_WRITE) {
-        t->stats.bytes_written += chunk->bytes;
-        peer->bytes_written += chunk->bytes;
-    } else {
-        t->stats.bytes_read += chunk->bytes;
-        peer->bytes_read += chunk->bytes;
-    }
-    if (strcmp(peer->path, "local") == 0) {
-        t->stats.bytes_local += chunk->bytes;
-    } else {
-        t->stats.bytes_nixl += chunk->bytes;
-    }
+    kvti_stats_moved_locked(t, xfer, chunk);
 }
 
-void kvti_ctl_chunk(struct kvt_transport *t, struct kvti_chunk *chunk,
-                    const struct kvti_outcome *outcome)
+/* A chunk of a transfer that still wants it. */
+static void chunk_back_locked(struct kvt_transport *t, struct kvti_xfer *xfer,
+                              struct kvti_chunk *chunk,
+                              const struct kvti_outcome *outcome)
 {
-    struct kvti_xfer *xfer = chunk->xfer;
-    struct kvti_link *link;
-    /* A proven death adds bits of our own: the engine may not be done yet. */
-    bool returned = outcome->fin == KVTI_FIN_BOTH;
-    bool final;
-
-    chunk->fin |= outcome->fin;
-    final = chunk->fin == KVTI_FIN_BOTH;
-    if (xfer == NULL) {
-        if (returned) {
-            kvti_list_remove(&chunk->core_node);
-            free(chunk);
-        }
-        return;
-    }
-    link = xfer->link;
-    kvti_lock(t);
     if (outcome->state != KVT_DONE && chunk->state == KVT_DONE) {
         chunk->state = outcome->state;
         if (!kvti_xfer_finished(xfer)) {
-            stop_locked(t, xfer, outcome->state, outcome->code,
-                        outcome->engine_code, scope_of(outcome->state),
-                        outcome->text);
+            kvti_ctl_stop_locked(t, xfer, outcome->state, outcome->code,
+                                 outcome->engine_code, scope_of(outcome->state),
+                                 outcome->text);
         }
     }
-    if (final) {
+    if (chunk->fin == KVTI_FIN_BOTH) {
         chunk_final_locked(t, xfer, chunk);
     }
     advance_locked(t, xfer);
-    kvti_unlock(t);
-    kvti_ctl_flush(t);
+}
+
+/* What is left to do for a report when no lock is held. `link` is that of the
+ * transfer, if it still had one. */
+static void report_done(struct kvt_transport *t,
+                        const struct kvti_report *report,
+                        struct kvti_link *link)
+{
+    const struct kvti_outcome *outcome = &report->outcome;
+    struct kvti_chunk *chunk = report->chunk;
+
     if (link != NULL && outcome->state == KVT_DISCONNECTED && !link->down) {
         struct kvt_error why;
 
         kvti_fail(&why, KVT_EDISCONNECTED, "%s", outcome->text);
         kvti_ctl_link_event(t, link, true, false, &why);
     }
-    if (returned) {
+    /* A proven death adds bits of our own: the engine may not be done yet. */
+    if (outcome->fin == KVTI_FIN_BOTH) {
+        kvti_list_remove(&chunk->core_node);
         free(chunk);
-    } else if (final) {
+    } else if (chunk->fin == KVTI_FIN_BOTH && chunk->xfer != NULL) {
         chunk->xfer = NULL;
         kvti_list_append(&t->orphans, &chunk->core_node);
     }
     if (link != NULL) {
         kvti_ctl_link_kick(t, link);
+    }
+}
+
+void kvti_ctl_chunks(struct kvt_transport *t, struct kvti_report *reports,
+                     size_t count)
+{
+    struct kvti_link *links[KVTI_REPORTS_MAX] = {NULL};
+
+    kvti_assert(count <= KVTI_REPORTS_MAX);
+    kvti_lock(t);
+    for (size_t i = 0; i < count; i++) {
+        struct kvti_chunk *chunk = reports[i].chunk;
+        struct kvti_xfer *xfer = chunk->xfer;
+
+        chunk->fin |= reports[i].outcome.fin;
+        if (xfer != NULL) {
+            links[i] = xfer->link;
+            chunk_back_locked(t, xfer, chunk, &reports[i].outcome);
+        }
+    }
+    kvti_unlock(t);
+    kvti_ctl_flush(t);
+    for (size_t i = 0; i < count; i++) {
+        report_done(t, &reports[i], links[i]);
     }
 }
 
@@ -479,8 +398,8 @@ static void job_reported(struct kvt_transport *t, struct kvti_job *job)
             kvti_format(xfer->result.text, sizeof xfer->result.text, "%s",
                         job->err.text);
         } else if (job->code != KVT_OK) {
-            stop_locked(t, xfer, KVT_FAILED, job->code, 0, KVT_SCOPE_REQUEST,
-                        job->err.text);
+            kvti_ctl_stop_locked(t, xfer, KVT_FAILED, job->code, 0,
+                                 KVT_SCOPE_REQUEST, job->err.text);
         }
         advance_locked(t, xfer);
     }
@@ -500,7 +419,7 @@ void kvti_ctl_stop_link(struct kvt_transport *t, struct kvti_link *link,
                                                 link_node);
 
         if (!kvti_xfer_finished(xfer)) {
-            stop_locked(t, xfer, state, code, 0, scope, text);
+            kvti_ctl_stop_locked(t, xfer, state, code, 0, scope, text);
             advance_locked(t, xfer);
         }
     }
@@ -512,34 +431,41 @@ static void orphan(struct kvt_transport *t, struct kvti_xfer *xfer,
                    struct kvti_chunk *chunk)
 {
     if (!kvti_xfer_finished(xfer)) {
-        xfer->link->outstanding--;
+        kvti_ctl_give_place(t, xfer->link, chunk);
     }
     chunk->xfer = NULL;
+    chunk->fin = KVTI_FIN_BOTH; /* an engine may ask at its close */
     kvti_list_remove(&chunk->core_node);
     kvti_list_append(&t->orphans, &chunk->core_node);
 }
 
+/* What the proven death of the peer's process proves of a chunk. NIXL sends
+ * to nobody, whatever an engine's other way is like. */
+static uint32_t dead_fin(const struct kvt_transport *t,
+                         const struct kvti_chunk *chunk)
+{
+    if (chunk->op != KVT_OP_WRITE) {
+        return KVTI_FIN_PEER;
+    }
+    return chunk->path == KVTI_PATH_NIXL ? KVTI_FIN_BOTH
+                                         : KVTI_FIN_PEER | t->traits.dead_fin;
+}
+
 void kvti_ctl_prove_dead(struct kvt_transport *t, struct kvti_xfer *xfer)
 {
-    uint32_t fin = KVTI_FIN_PEER;
-
-    if (xfer->result.op == KVT_OP_WRITE) {
-        fin |= t->traits.dead_fin;
-    }
     kvti_lock(t);
     kvti_list_each(node, &xfer->chunks) {
         struct kvti_chunk *chunk = kvti_container(node, struct kvti_chunk,
                                                   core_node);
 
-        if ((chunk->fin | fin) == KVTI_FIN_BOTH) {
+        chunk->fin |= dead_fin(t, chunk);
+        if (chunk->fin == KVTI_FIN_BOTH) {
             orphan(t, xfer, chunk);
-        } else {
-            chunk->fin |= fin;
         }
     }
     if (!kvti_xfer_finished(xfer)) {
-        stop_locked(t, xfer, KVT_DISCONNECTED, KVT_EDISCONNECTED, 0,
-                    KVT_SCOPE_PEER, "the peer's process is gone");
+        kvti_ctl_stop_locked(t, xfer, KVT_DISCONNECTED, KVT_EDISCONNECTED, 0,
+                             KVT_SCOPE_PEER, "the peer's process is gone");
     }
     advance_locked(t, xfer);
     kvti_unlock(t);
@@ -550,16 +476,19 @@ void kvti_ctl_lose(struct kvt_transport *t, struct kvti_xfer *xfer)
     struct kvti_link *link = xfer->link;
     bool proven = kvti_list_empty(&xfer->chunks);
 
-    kvti_lock(t);
-    kvti_list_each(node, &xfer->chunks) {
-        link->outstanding--;
-    }
-    complete_locked(t, xfer, proven);
-    kvti_unlock(t);
-    if (!proven) {
+    if (!proven) { /* before a caller that is told may end the process */
         kvti_log(&t->logger, KVT_LOG_WARNING,
                  "a transfer is lost: its memory is quarantined");
     }
+    kvti_lock(t);
+    kvti_list_each(node, &xfer->chunks) {
+        const struct kvti_chunk *chunk = kvti_container(node, struct kvti_chunk,
+                                                        core_node);
+
+        kvti_ctl_give_place(t, link, chunk);
+    }
+    complete_locked(t, xfer, proven);
+    kvti_unlock(t);
     if (link != NULL) {
         kvti_ctl_link_kick(t, link);
     }
@@ -579,8 +508,8 @@ void kvti_ctl_deadlines(struct kvt_transport *t, uint64_t now_ns)
 
         kvti_lock(t);
         if (!xfer->stop && xfer->deadline_ns <= now_ns) {
-            stop_locked(t, xfer, KVT_TIMED_OUT, KVT_ETIMEDOUT, 0,
-                        KVT_SCOPE_REQUEST, "the deadline has passed");
+            kvti_ctl_stop_locked(t, xfer, KVT_TIMED_OUT, KVT_ETIMEDOUT, 0,
+                                 KVT_SCOPE_REQUEST, "the deadline has passed");
             over = true;
         }
         ends = xfer->stop ? xfer->grace_ns : xfer->deadline_ns;

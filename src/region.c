@@ -128,6 +128,37 @@ struct kvti_mem *kvti_regions_add(struct kvti_regions *set,
     return at;
 }
 
+/* From the back, where there is room: the gap that equal entries leave behind
+ * lies between what was merged and what was not. */
+void kvti_regions_join(struct kvti_regions *set,
+                       const struct kvti_regions *more)
+{
+    size_t left = set->count;
+    size_t total = set->count + more->count;
+    size_t out = total;
+
+    kvti_assert(set->capacity - set->count >= more->count);
+    for (size_t i = more->count; i > 0;) {
+        int order = left == 0 ? -1
+                              : kvti_mem_order(&set->mems[left - 1],
+                                               &more->mems[i - 1]);
+
+        if (order > 0) {
+            set->mems[--out] = set->mems[--left];
+            continue;
+        }
+        i--;
+        if (order < 0) {
+            set->mems[--out] = more->mems[i];
+        }
+    }
+    if (out > left) {
+        memmove(&set->mems[left], &set->mems[out],
+                (total - out) * sizeof set->mems[0]);
+    }
+    set->count = left + total - out;
+}
+
 void kvti_regions_remove(struct kvti_regions *set, struct kvti_mem *mem)
 {
     size_t index = (size_t)(mem - set->mems);
@@ -213,8 +244,9 @@ static bool ends_before(uint32_t kind, uint32_t device, uint64_t end,
     return end <= at->lo;
 }
 
-bool kvti_regions_cover(const struct kvti_regions *set, uint64_t addr,
-                        uint64_t length, uint32_t kind, uint32_t device)
+const struct kvti_span *kvti_regions_span(const struct kvti_regions *set,
+                                          uint64_t addr, uint64_t length,
+                                          uint32_t kind, uint32_t device)
 {
     const struct kvti_span key = {.lo = addr, .kind = kind, .device = device};
     const struct kvti_span *span;
@@ -222,7 +254,7 @@ bool kvti_regions_cover(const struct kvti_regions *set, uint64_t addr,
     size_t high = set->span_count;
 
     if (length == 0 || addr > UINT64_MAX - length) {
-        return false;
+        return NULL;
     }
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -235,11 +267,19 @@ bool kvti_regions_cover(const struct kvti_regions *set, uint64_t addr,
         }
     }
     if (low == set->span_count) {
-        return false;
+        return NULL;
     }
     span = &set->spans[low];
     return span->kind == kind && span->device == device && span->lo <= addr &&
-           addr + length <= span->hi;
+                   addr + length <= span->hi
+               ? span
+               : NULL;
+}
+
+bool kvti_regions_cover(const struct kvti_regions *set, uint64_t addr,
+                        uint64_t length, uint32_t kind, uint32_t device)
+{
+    return kvti_regions_span(set, addr, length, kind, device) != NULL;
 }
 
 const struct kvti_mem *kvti_regions_at(const struct kvti_regions *set,

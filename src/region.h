@@ -32,6 +32,7 @@ struct kvti_mem {
     uint64_t fd_ino;
     uint32_t gate_slot; /* local engine: the region's entry in the gate */
     uint32_t gate_gen;  /* local engine: never 0 while open */
+    uint64_t key_hash;  /* a peer's as NIXL has it: of the backends' keys */
     void *cookie;       /* the engine's, ours only */
     uint32_t refs;      /* registrations of this exact region, ours only */
     uint32_t busy;      /* ours only: a call on it is not finished */
@@ -76,6 +77,10 @@ struct kvti_mem *kvti_regions_find(const struct kvti_regions *set,
 struct kvti_mem *kvti_regions_add(struct kvti_regions *set,
                                   const struct kvti_mem *mem);
 void kvti_regions_remove(struct kvti_regions *set, struct kvti_mem *mem);
+/* Adds what only `more` has, in one pass; needs room reserved for all of it.
+ * Neither set has two equal entries. Update afterwards, as after adds. */
+void kvti_regions_join(struct kvti_regions *set,
+                       const struct kvti_regions *more);
 /* Takes out every entry whose `gone` is set, in one pass. */
 void kvti_regions_sweep(struct kvti_regions *set);
 
@@ -88,6 +93,11 @@ void kvti_regions_update(struct kvti_regions *set,
 /* Whether all bytes are covered. A zero length or a wrapping end is not. */
 bool kvti_regions_cover(const struct kvti_regions *set, uint64_t addr,
                         uint64_t length, uint32_t kind, uint32_t device);
+
+/* The span that covers all bytes, or NULL. */
+const struct kvti_span *kvti_regions_span(const struct kvti_regions *set,
+                                          uint64_t addr, uint64_t length,
+                                          uint32_t kind, uint32_t device);
 
 /* The first entry that contains `addr`, open or not, or NULL. */
 const struct kvti_mem *kvti_regions_at(const struct kvti_regions *set,

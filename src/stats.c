@@ -7,6 +7,44 @@
 
 #include "core.h"
 
+/* By path, and where the peer's host memory goes now: an engine may have had
+ * to leave the local way, to which it does not come back. */
+static void count_path_locked(struct kvt_transport *t,
+                              const struct kvti_xfer *xfer,
+                              const struct kvti_chunk *chunk)
+{
+    struct kvti_peer *peer = xfer->peer;
+
+    if (chunk->path == KVTI_PATH_LOCAL) {
+        t->stats.bytes_local += chunk->bytes;
+        return;
+    }
+    t->stats.bytes_nixl += chunk->bytes;
+    if (strcmp(peer->path, "local") == 0 && chunk->local_kind == KVT_DRAM &&
+        chunk->peer_kind == KVT_DRAM && peer->state == KVT_PEER_LOADED &&
+        peer->generation == xfer->generation) {
+        kvti_format(peer->path, sizeof peer->path, "nixl");
+        kvti_format(peer->text, sizeof peer->text,
+                    "NIXL took over in mid-life: the log says why");
+    }
+}
+
+void kvti_stats_moved_locked(struct kvt_transport *t,
+                             const struct kvti_xfer *xfer,
+                             const struct kvti_chunk *chunk)
+{
+    struct kvti_peer *peer = xfer->peer;
+
+    if (chunk->op == KVT_OP_WRITE) {
+        t->stats.bytes_written += chunk->bytes;
+        peer->bytes_written += chunk->bytes;
+    } else {
+        t->stats.bytes_read += chunk->bytes;
+        peer->bytes_read += chunk->bytes;
+    }
+    count_path_locked(t, xfer, chunk);
+}
+
 void kvti_histogram_add(struct kvt_histogram *histogram, uint64_t ns)
 {
     unsigned bucket = ns == 0 ? 0 : 64u - (unsigned)__builtin_clzll(ns);

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "core.h"
+#include "cpu.h"
 
 static int check_options(const struct kvt_transport *t,
                          const struct kvt_xfer_options *options,
@@ -207,6 +208,8 @@ static int submit(struct kvt_transport *t, struct draft *draft,
         code = submit_locked(t, draft, ret_xfer, err);
         kvti_unlock(t);
         if (code == KVT_OK) {
+            atomic_store_explicit(&t->caller_cpu, kvti_cpu_now(),
+                                  memory_order_relaxed);
             kvti_wake(t); /* without mu: what wakes wants it at once */
         }
     }

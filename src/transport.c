@@ -133,7 +133,20 @@ static int open_engine(struct kvt_transport *t, const char *spec,
     return code;
 }
 
-/* The first engine that starts; else every reason in one sentence. */
+/* Who names NIXL's library wants NIXL: another engine in its place would go
+ * unnoticed, until it does not reach the next host. */
+static bool is_nixl_named(const struct kvt_transport *t)
+{
+    const char *named = t->options.nixl_library;
+
+    if (named == NULL || named[0] == '\0') {
+        named = getenv("KVT_NIXL_LIBRARY"); /* NOLINT(concurrency-mt-unsafe) */
+    }
+    return named != NULL && named[0] != '\0';
+}
+
+/* The first engine that starts; else every reason in one sentence. An option
+ * that is wrong is one with every engine. */
 static int open_auto(struct kvt_transport *t, struct kvt_error *err)
 {
     char tried[KVT_TEXT_MAX] = "";
@@ -141,9 +154,13 @@ static int open_auto(struct kvt_transport *t, struct kvt_error *err)
     for (size_t i = 0; i < sizeof auto_engines / sizeof auto_engines[0]; i++) {
         struct kvt_error why;
         size_t length = strlen(tried);
+        int code = open_engine(t, auto_engines[i], &why);
 
-        if (open_engine(t, auto_engines[i], &why) == KVT_OK) {
+        if (code == KVT_OK) {
             return KVT_OK;
+        }
+        if (code == KVT_EINVAL || (i == 0 && is_nixl_named(t))) {
+            return kvti_fail(err, code, "%s", why.text);
         }
         kvti_format(tried + length, sizeof tried - length, "%s%s: %.100s",
                     length > 0 ? "; " : "", auto_engines[i], why.text);
@@ -206,6 +223,7 @@ void kvti_transport_destroy(struct kvt_transport *t)
     kvti_names_fini(&t->layout_names);
     free(t->slots);
     kvti_control_fini(t);
+    free(t->spare_call);
     if (t->fork_page != NULL) {
         munmap((void *)(uintptr_t)t->fork_page, (size_t)sysconf(_SC_PAGESIZE));
     }
@@ -217,8 +235,11 @@ static int start(struct kvt_transport *t, const struct kvt_options *options,
 {
     int code = fill_options(options, &t->options, err);
 
-    t->logger = (struct kvti_logger){t->options.log, t->options.log_ctx};
-    t->env.logger = t->logger;
+    if (code == KVT_OK) {
+        code = kvti_logger_init(&t->logger, t->options.log, t->options.log_ctx,
+                                err);
+        t->env.logger = t->logger;
+    }
     if (code == KVT_OK) {
         code = name_agent(t, err);
     }
@@ -226,8 +247,9 @@ static int start(struct kvt_transport *t, const struct kvt_options *options,
         code = map_fork_page(t, err);
     }
     if (code == KVT_OK) {
+        t->spare_call = kvti_call_new(KVTI_CALL_CLOSE, NULL);
         t->slots = calloc(t->options.inflight_max, sizeof *t->slots);
-        if (t->slots == NULL) {
+        if (t->spare_call == NULL || t->slots == NULL) {
             code = kvti_fail(err, KVT_ENOMEM, "no memory for %u transfers",
                              t->options.inflight_max);
         }
@@ -249,6 +271,8 @@ int kvt_open(const struct kvt_options *options, kvt_transport **ret,
         return kvti_fail(err, KVT_ENOMEM, "no memory for a transport");
     }
     t->wake_fd = t->user_fd = t->epoll_fd = -1;
+    atomic_init(&t->caller_cpu, -1);
+    kvti_list_init(&t->grave);
     code = kvti_control_init(t, err);
     if (code == KVT_OK) {
         code = start(t, options, err);
@@ -257,7 +281,7 @@ int kvt_open(const struct kvt_options *options, kvt_transport **ret,
         code = start_engine(t, err);
     }
     if (code == KVT_OK) {
-        code = kvti_control_start(t, err);
+        code = kvti_lead_start(t, err);
         if (code != KVT_OK) {
             t->ops->close(t->engine, kvti_now_ns() + UINT64_C(1000000000));
         }
@@ -313,8 +337,9 @@ void kvt_free(kvt_transport *t)
     }
     kvt_close(t, 0, NULL);
     kvti_lock(t);
-    if (t->phase != KVTI_CLOSED) {
-        kvti_unlock(t); /* the control thread is stuck and may come back */
+    if (t->phase != KVTI_CLOSED || t->kept) {
+        kvti_unlock(t);
+        kvti_bury(&t->grave); /* a thread of ours is stuck, may come back */
         return;
     }
     drop_all_locked(t);

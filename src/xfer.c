@@ -350,7 +350,7 @@ static void attend_locked(struct kvt_transport *t, struct kvti_xfer *xfer)
 {
     if (kvti_list_empty(&xfer->attend)) {
         kvti_list_append(&t->attention, &xfer->attend);
-        kvti_wake(t);
+        t->wake_due = true;
     }
 }
 
@@ -383,7 +383,8 @@ static bool cancel_locked(struct kvt_transport *t, kvt_xfer id, int mode)
     if (mode == KVT_CANCEL_IMMEDIATE) {
         xfer->hidden = true;
     }
-    return !xfer->hidden;
+    /* Hidden by an earlier call or not: its memory is not the caller's. */
+    return true;
 }
 
 int kvt_cancel(kvt_transport *t, const kvt_xfer *ids, size_t count, int mode,

@@ -22,6 +22,15 @@ void cli_error(const char *format, ...)
     fprintf(stderr, "kvt: %s\n", text);
 }
 
+void cli_make_plain(char *text, size_t length, bool lines)
+{
+    for (size_t i = 0; i < length; i++) {
+        if ((text[i] < ' ' || text[i] > '~') && !(lines && text[i] == '\n')) {
+            text[i] = '?';
+        }
+    }
+}
+
 void *cli_alloc(size_t count, size_t size)
 {
     void *memory = calloc(count > 0 ? count : 1, size);
@@ -164,6 +173,14 @@ uint64_t cli_now_ns(void)
 
     (void)clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+int cli_earlier_ms(int a, int b)
+{
+    if (a < 0 || b < 0) {
+        return a < 0 ? b : a;
+    }
+    return a < b ? a : b;
 }
 
 uint64_t cli_preemptions(void)

@@ -41,8 +41,16 @@ bool cli_parse_size(const char *text, uint64_t *ret);
 /* "4 KiB", "1.5 GiB"; returns `text`. */
 const char *cli_format_size(uint64_t bytes, char text[CLI_SIZE_TEXT]);
 
+/* Text of another process, perhaps of a stranger, may hold what a terminal
+ * obeys or JSON cannot hold: '?' for every byte that is not printable ASCII,
+ * but for line ends where `lines`. */
+void cli_make_plain(char *text, size_t length, bool lines);
+
 /* CLOCK_MONOTONIC, which all processes of one host share. */
 uint64_t cli_now_ns(void);
+
+/* The shorter of two timeouts of poll(), where -1 means for ever. */
+int cli_earlier_ms(int a, int b);
 
 /* How often the calling thread was made to give its CPU to another. */
 uint64_t cli_preemptions(void);

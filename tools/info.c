@@ -73,9 +73,10 @@ static void print_engines(void)
 
     printf("engines\n");
     for (uint32_t i = 0; kvt_engine_info(i, &engine) == KVT_OK; i++) {
-        printf("  %-18s %-14s %s%s%s\n", engine.name,
-               engine.code == KVT_OK ? "available" : "missing", engine.text,
-               engine.version[0] != '\0' ? ", version " : "", engine.version);
+        printf("  %-18s %-14s %s%s%s%s\n", engine.name,
+               engine.code == KVT_OK ? "available" : "missing",
+               engine.version[0] != '\0' ? "version " : "", engine.version,
+               engine.version[0] != '\0' ? ", " : "", engine.text);
     }
 }
 

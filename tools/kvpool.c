@@ -15,6 +15,7 @@
 #include <xxhash.h>
 
 #include "cli.h"
+#include "slots.h"
 
 #define GUARD_BYTES UINT64_C(4096)
 #define GUARD_BYTE 0xa5
@@ -112,17 +113,51 @@ void kvpool_rebase_guards(struct kvpool *pool)
     pool->guard_sum = sum_guards(pool);
 }
 
+/* Whether every number that is made of these fits: bytes of all kinds, and
+ * indices of pages. The functions above rely on it. */
+static bool is_measurable(const struct geometry *geometry, uint64_t slots)
+{
+    uint64_t piece;
+    uint64_t bytes;
+
+    if (geometry->regions < 1 || geometry->pages < 1 ||
+        geometry->page_bytes < 1 || slots < 1 || slots >= SLOT_NONE ||
+        __builtin_mul_overflow(geometry->pages, geometry->page_bytes, &piece) ||
+        __builtin_mul_overflow(piece, slots, &bytes) ||
+        /* One for the rounding up, one guard behind it. */
+        __builtin_add_overflow(bytes, 2 * GUARD_BYTES, &bytes) ||
+        __builtin_mul_overflow(bytes, geometry->regions, &bytes) ||
+        __builtin_add_overflow(bytes, GUARD_BYTES, &bytes)) {
+        return false;
+    }
+    /* No page is empty, so their number is below that of the bytes. */
+    return bytes <= PTRDIFF_MAX;
+}
+
 int kvpool_open(struct kvpool *pool, const struct geometry *geometry,
                 uint64_t slots, bool shm, struct kvt_error *err)
 {
-    struct kvpool made = {
+    struct kvpool made;
+
+    if (!is_measurable(geometry, slots)) {
+        *err = (struct kvt_error){.code = KVT_EINVAL};
+        (void)snprintf(err->text, sizeof(err->text),
+                       "a pool of %llu slots of %llu x %llu pages of %llu "
+                       "bytes does not fit the address space, or has nothing "
+                       "in it; use other sizes",
+                       (unsigned long long)slots,
+                       (unsigned long long)geometry->regions,
+                       (unsigned long long)geometry->pages,
+                       (unsigned long long)geometry->page_bytes);
+        return KVT_EINVAL;
+    }
+    made = (struct kvpool){
         .geometry = *geometry,
         .slots = slots,
         .region_stride = stride_of(geometry, slots),
         .bytes = kvpool_region_offset(geometry, slots, geometry->regions),
         .is_shm = shm,
     };
-
     if (shm) {
         int rc = kvt_shm_create(made.bytes, &made.shm, err);
 

@@ -36,7 +36,8 @@ uint64_t kvpool_slots_in(const struct geometry *geometry, uint64_t memory);
 uint64_t kvpool_region_offset(const struct geometry *geometry, uint64_t slots,
                               uint64_t index);
 
-/* Maps the memory and fills the guards. */
+/* Maps the memory and fills the guards. KVT_EINVAL where the numbers make no
+ * pool, as those of a stranger may. */
 int kvpool_open(struct kvpool *pool, const struct geometry *geometry,
                 uint64_t slots, bool shm, struct kvt_error *err);
 

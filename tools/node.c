@@ -26,6 +26,8 @@
     X(slots)                                                                   \
     X(corrupt)                                                                 \
     X(secret)                                                                  \
+    X(no_same_host)                                                            \
+    X(remote)                                                                  \
     X(geometry.regions)                                                        \
     X(geometry.pages)                                                          \
     X(geometry.page_bytes)                                                     \
@@ -41,7 +43,9 @@
     X(start_ns)                                                                \
     X(submit_ns)                                                               \
     X(preempted)                                                               \
-    X(latency_ns)
+    X(latency_ns)                                                              \
+    X(bytes_local)                                                             \
+    X(bytes_nixl)
 
 void node_config_put(struct proto *proto, const struct node_config *config)
 {
@@ -53,10 +57,22 @@ void node_config_put(struct proto *proto, const struct node_config *config)
 
 void node_config_take(struct proto_message *message, struct node_config *ret)
 {
+    const void *engine;
+    size_t length;
+
 #define TAKE(field) ret->field = proto_take(message);
     CONFIG_NUMBERS(TAKE)
 #undef TAKE
-    proto_take_text(message, ret->engine, sizeof(ret->engine));
+    /* Byte for byte: it may name a file. */
+    engine = proto_take_bytes(message, &length);
+    if (length >= sizeof(ret->engine)) {
+        message->damaged = true;
+        length = 0;
+    }
+    if (length > 0) {
+        memcpy(ret->engine, engine, length);
+    }
+    ret->engine[length] = '\0';
 }
 
 void move_report_put(struct proto *proto, const struct move_report *report)
@@ -109,7 +125,9 @@ static void open_transport(struct node *node)
         .size = sizeof(options),
         /* A holder and a fetcher are siblings, and Yama's scope 1 lets only
          * parents write their children. */
-        .flags = KVT_OPEN_ALLOW_PTRACE,
+        .flags = KVT_OPEN_ALLOW_PTRACE |
+                 (config->no_same_host != 0 ? (uint32_t)KVT_OPEN_NO_SAME_HOST
+                                            : 0u),
         .engine = config->engine,
         .agent_name = name,
         .workers = (uint32_t)config->workers,
@@ -176,6 +194,12 @@ static void announce(struct node *node)
 static void start(struct node *node, struct proto_message *message)
 {
     node_config_take(message, &node->config);
+    if (message->damaged) {
+        return;
+    }
+    if (node->config.remote != 0) {
+        node->control.payload_max = PROTO_PAYLOAD_MAX_REMOTE;
+    }
     open_transport(node);
     open_pool(node);
     mover_open(node);
@@ -216,11 +240,42 @@ static void finish(struct node *node, struct proto_message *message)
     free(text);
 }
 
-static void handle(struct node *node, struct proto_message *message)
+/* The first message is the configuration, and no other one is: it comes from
+ * the process that started this one, within the limits of its user, but what
+ * follows may come through a link from anybody. */
+static void check_order(struct node *node, const struct proto_message *message)
 {
     if (message->type != PROTO_CONFIG && node->transport == NULL) {
         node_fail(node, "message %u came before the configuration",
                   message->type);
+    }
+    if (message->type == PROTO_CONFIG && node->transport != NULL) {
+        node_fail(node, "a second configuration came");
+    }
+}
+
+/* Whether this message is for a node of the other role. */
+static bool is_for_other(const struct node *node, uint32_t type)
+{
+    switch (type) {
+    case PROTO_PREPARE:
+    case PROTO_UNPIN:
+        return node->holder == NULL;
+    case PROTO_WANT:
+    case PROTO_LANDED:
+    case PROTO_AGAIN:
+    case PROTO_DROP:
+        return node->fetcher == NULL;
+    default:
+        return false;
+    }
+}
+
+static void handle(struct node *node, struct proto_message *message)
+{
+    check_order(node, message);
+    if (is_for_other(node, message->type)) {
+        node_fail(node, "message %u is not for this role", message->type);
     }
     switch (message->type) {
     case PROTO_CONFIG:
@@ -316,14 +371,16 @@ int node_main(void)
         cli_error("\"" NODE_WORD "\" is started by 'kvt replay' only");
         return CLI_USAGE;
     }
-    proto_open(&node.control, NODE_FD);
+    proto_open(&node.control, NODE_FD, PROTO_PAYLOAD_MAX);
     run(&node);
     if (node.transport != NULL) {
         rc = kvt_close(node.transport, 0, &err);
     }
     if (rc != KVT_OK) {
         /* Somebody may still write to the pool, so it must stay mapped. The
-         * blocks in question were reported as lost: that is no news. */
+         * blocks in question were reported as lost: that is no news. The text
+         * may have names that a peer gave itself. */
+        cli_make_plain(err.text, strlen(err.text), false);
         cli_error("%s", err.text);
         _exit(CLI_OK);
     }

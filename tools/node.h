@@ -50,6 +50,8 @@ struct node_config {
     uint64_t slots;
     uint64_t corrupt; /* enum node_corrupt */
     uint64_t secret;  /* a holder's, or what a fetcher's poison is made of */
+    uint64_t no_same_host;
+    uint64_t remote; /* its coordinator is behind a link */
     struct geometry geometry;
     char engine[NODE_ENGINE_MAX];
 };
@@ -65,10 +67,12 @@ struct move_report {
     uint64_t bytes;
     uint64_t pages; /* blocks of kvt */
     uint64_t copies;
-    uint64_t start_ns;   /* when the call was made */
-    uint64_t submit_ns;  /* how long the call took */
-    uint64_t preempted;  /* whether the caller lost its CPU in the call */
-    uint64_t latency_ns; /* from accepted to completed, as kvt says */
+    uint64_t start_ns;    /* when the call was made, by its host's clock */
+    uint64_t submit_ns;   /* how long the call took */
+    uint64_t preempted;   /* whether the caller lost its CPU in the call */
+    uint64_t latency_ns;  /* from accepted to completed, as kvt says */
+    uint64_t bytes_local; /* of all that this node has moved so far, by path */
+    uint64_t bytes_nixl;
     char text[KVT_TEXT_MAX];
 };
 

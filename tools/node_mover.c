@@ -141,20 +141,31 @@ void mover_add_peer(struct node *node, struct proto_message *message)
 void mover_peer_dead(struct node *node, struct proto_message *message)
 {
     uint64_t index = proto_take(message);
+    bool proven = proto_take(message) != 0;
 
-    if (index >= node->config.peers) {
+    if (message->damaged || index >= node->config.peers) {
         message->damaged = true;
         return;
     }
-    /* The coordinator has reaped the process: that is a proof, and what waits
-     * for one completes. */
     node->mover->peers[index].dead = true;
-    (void)kvt_peer_confirm_dead(node->transport, node->mover->peers[index].id);
+    if (proven) {
+        /* Its process has been reaped: what waits for a proof completes. */
+        (void)kvt_peer_confirm_dead(node->transport,
+                                    node->mover->peers[index].id);
+    } else {
+        /* Nobody will ever prove it: what is not final is lost by and by. */
+        (void)kvt_peer_remove(node->transport, node->mover->peers[index].id);
+    }
 }
 
 static void report_move(struct node *node, struct move *move,
                         struct move_report *report)
 {
+    struct kvt_stats stats = {0};
+
+    (void)kvt_stats(node->transport, &stats, sizeof(stats));
+    report->bytes_local = stats.bytes_local;
+    report->bytes_nixl = stats.bytes_nixl;
     report->start_ns = move->start_ns;
     report->submit_ns = move->submit_ns;
     report->preempted = move->preempted;
@@ -276,6 +287,22 @@ static void spread(const struct node *node, struct move *move,
     }
 }
 
+/* Whether these pairs can be of one transfer: no slot is in it twice, and the
+ * peer's pool has as many slots as ours. Keeps spread() within the pool. */
+static bool are_slots(const struct node *node, const uint64_t *slots,
+                      size_t count)
+{
+    if (count > node->slots.count) {
+        return false;
+    }
+    for (size_t i = 0; i < 2 * count; i++) {
+        if (slots[i] >= node->slots.count) {
+            return false;
+        }
+    }
+    return true;
+}
+
 void mover_move(struct node *node, struct proto_message *message)
 {
     struct move *move = cli_alloc(1, sizeof(*move));
@@ -289,7 +316,8 @@ void mover_move(struct node *node, struct proto_message *message)
     for (size_t i = 0; i < 2 * count; i++) {
         slots[i] = proto_take(message);
     }
-    if (message->damaged || move->peer >= node->config.peers) {
+    if (message->damaged || move->peer >= node->config.peers ||
+        !are_slots(node, slots, count)) {
         message->damaged = true;
         free(slots);
         free_move(move);

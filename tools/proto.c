@@ -11,15 +11,12 @@
 
 #define HEADER_BYTES 8u
 
-/* Longest payload: metadata of many regions, Prometheus text, and long block
- * lists stay far below it. */
-#define PAYLOAD_MAX ((size_t)1 << 30)
-
 #define READ_BYTES 65536u
+#define READS_MAX 16
 
-void proto_open(struct proto *proto, int fd)
+void proto_open(struct proto *proto, int fd, size_t payload_max)
 {
-    *proto = (struct proto){.fd = fd};
+    *proto = (struct proto){.fd = fd, .payload_max = payload_max};
 }
 
 void proto_close(struct proto *proto)
@@ -46,8 +43,7 @@ static unsigned char *reserve(struct proto_buffer *buffer, size_t length)
     return buffer->bytes + buffer->end;
 }
 
-static void append(struct proto_buffer *buffer, const void *bytes,
-                   size_t length)
+void proto_append(struct proto_buffer *buffer, const void *bytes, size_t length)
 {
     if (length > 0) {
         memcpy(reserve(buffer, length), bytes, length);
@@ -59,20 +55,20 @@ void proto_begin(struct proto *proto, uint32_t type)
 {
     uint32_t header[2] = {0, type};
 
-    append(&proto->out, header, sizeof(header));
+    proto_append(&proto->out, header, sizeof(header));
     /* From the beginning of what is unsent: reserve() may move it. */
     proto->frame = proto->out.end - sizeof(header) - proto->out.begin;
 }
 
 void proto_put(struct proto *proto, uint64_t value)
 {
-    append(&proto->out, &value, sizeof(value));
+    proto_append(&proto->out, &value, sizeof(value));
 }
 
 void proto_put_bytes(struct proto *proto, const void *bytes, size_t length)
 {
     proto_put(proto, length);
-    append(&proto->out, bytes, length);
+    proto_append(&proto->out, bytes, length);
 }
 
 void proto_end(struct proto *proto)
@@ -86,6 +82,11 @@ void proto_end(struct proto *proto)
 bool proto_unsent(const struct proto *proto)
 {
     return proto->out.begin < proto->out.end;
+}
+
+void proto_shut(struct proto *proto)
+{
+    (void)shutdown(proto->fd, SHUT_WR);
 }
 
 bool proto_flush(struct proto *proto)
@@ -111,7 +112,7 @@ bool proto_flush(struct proto *proto)
 
 bool proto_fill(struct proto *proto)
 {
-    for (;;) {
+    for (int reads = 0; reads < READS_MAX; reads++) {
         unsigned char *to = reserve(&proto->in, READ_BYTES);
         ssize_t got = recv(proto->fd, to, READ_BYTES, 0);
 
@@ -129,6 +130,7 @@ bool proto_fill(struct proto *proto)
             return errno == EAGAIN;
         }
     }
+    return true;
 }
 
 int proto_next(struct proto *proto, struct proto_message *ret)
@@ -140,7 +142,7 @@ int proto_next(struct proto *proto, struct proto_message *ret)
         return 0;
     }
     memcpy(header, in->bytes + in->begin, sizeof(header));
-    if (header[0] > PAYLOAD_MAX) {
+    if (header[0] > proto->payload_max) {
         return -1;
     }
     if (in->end - in->begin - HEADER_BYTES < header[0]) {
@@ -204,6 +206,7 @@ void proto_take_text(struct proto_message *message, char *text, size_t capacity)
     }
     if (length > 0) {
         memcpy(text, bytes, length);
+        cli_make_plain(text, length, false);
     }
     text[length] = '\0';
 }

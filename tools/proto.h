@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Frames on the socket between the coordinator of a replay and one of its
- * nodes (a holder or a fetcher). Both ends are the same program on the same
- * host, so numbers are 64-bit in native order; lengths are checked all the
- * same, since a dying process may leave anything behind.
+ * nodes (a holder or a fetcher). Both ends are the same program, and where they
+ * are on two hosts the hello of link.h has made sure of that and of the byte
+ * order; so numbers are 64-bit in native order. Lengths are checked all the
+ * same, since a dying process, or a stranger, may send anything.
  *
  *   frame = length of the payload (u32), type (u32), payload
  *
@@ -25,7 +26,8 @@ enum proto_type {
     /* Coordinator to node. */
     PROTO_CONFIG = 1, /* the fields of struct node_config, in order */
     PROTO_PEER,       /* peer, pool address, metadata bytes */
-    PROTO_PEER_DEAD,  /* peer: its process is gone and reaped */
+    PROTO_PEER_DEAD,  /* peer, proven: its process is gone and reaped; proven
+                       * 0: it is out of reach and may still be alive */
     PROTO_WANT,       /* request, n × id: fetcher, have these blocks */
     PROTO_PREPARE,    /* part, n × id: holder, have these blocks in slots */
     PROTO_UNPIN,      /* n × slot: holder, the slots may be used again */
@@ -55,8 +57,15 @@ struct proto_buffer {
     size_t capacity;
 };
 
+/* Longest payload between processes of one host, and of a node behind a link,
+ * where a stranger may have written it: metadata of many regions, Prometheus
+ * text, and the block lists of a pool stay far below both. */
+#define PROTO_PAYLOAD_MAX ((size_t)1 << 30)
+#define PROTO_PAYLOAD_MAX_REMOTE ((size_t)1 << 26)
+
 struct proto {
-    int fd; /* a non-blocking stream socket; -1: gone */
+    int fd;             /* a non-blocking stream socket; -1: gone */
+    size_t payload_max; /* a longer frame than this is damage */
     struct proto_buffer in;
     struct proto_buffer out;
     size_t frame; /* where the frame being written begins in out */
@@ -70,7 +79,8 @@ struct proto_message {
     bool damaged; /* a take went past the end: all takes give 0 */
 };
 
-void proto_open(struct proto *proto, int fd);
+/* fd -1: others move the bytes of the two buffers. */
+void proto_open(struct proto *proto, int fd, size_t payload_max);
 void proto_close(struct proto *proto);
 
 /* Appends a frame to what is to be sent. */
@@ -82,12 +92,20 @@ void proto_end(struct proto *proto);
 /* Sends what the socket takes now. False: the other end is gone. */
 bool proto_flush(struct proto *proto);
 
+/* Tells the other end that nothing more comes; it can still answer. */
+void proto_shut(struct proto *proto);
+
 /* Something is left to be sent when the socket is writable again. */
 bool proto_unsent(const struct proto *proto);
 
-/* Receives what is there. False: the other end is gone; whole frames that came
- * before can still be taken. */
+/* Receives what is there, up to 1 MiB, so that a fast sender cannot keep the
+ * reader here. False: the other end is gone; whole frames that came before can
+ * still be taken. */
 bool proto_fill(struct proto *proto);
+
+/* Moves bytes into a buffer by hand, where there is no socket. */
+void proto_append(struct proto_buffer *buffer, const void *bytes,
+                  size_t length);
 
 /* Takes the oldest whole frame, valid until the next proto_fill(). 1, or 0
  * when there is none, or -1 when the stream is damaged. */
@@ -101,7 +119,7 @@ size_t proto_take_count(struct proto_message *message, size_t words);
 /* Bytes with their length; not terminated. */
 const void *proto_take_bytes(struct proto_message *message, size_t *ret_length);
 
-/* The same as a string, cut to the capacity. */
+/* The same as a string to be shown, cut to the capacity and made plain. */
 void proto_take_text(struct proto_message *message, char *text,
                      size_t capacity);
 

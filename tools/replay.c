@@ -13,10 +13,6 @@
 #include "args.h"
 #include "kvpool.h"
 
-/* Most slots of a pool. Each costs some 100 bytes in tables beside the pool,
- * which would outgrow a pool of tiny blocks. */
-#define SLOTS_MAX (UINT64_C(1) << 20)
-
 void replay_fail(struct replay *replay, const char *format, ...)
 {
     va_list args;
@@ -31,28 +27,34 @@ void replay_fail(struct replay *replay, const char *format, ...)
 
 /* -------------------------------------------------------------------- set-up */
 
-static int choose_geometry(struct replay *replay)
+int replay_geometry(const struct replay_options *options, struct geometry *ret)
 {
-    const struct replay_options *options = &replay->options;
-    uint64_t pool = options->pool != 0 ? options->pool : options->memory;
     char error[GEOMETRY_TEXT_MAX];
-    char size[CLI_SIZE_TEXT];
-    char memory[CLI_SIZE_TEXT];
 
     if (options->model == NULL) {
-        geometry_plain(options->block_bytes, &replay->geometry);
+        geometry_plain(options->block_bytes, ret);
     } else if (!geometry_model(options->model, options->page_tokens,
-                               options->tp, &replay->geometry, error)) {
+                               options->tp, ret, error)) {
         cli_error("replay: %s", error);
         return CLI_USAGE;
     }
+    return CLI_OK;
+}
+
+static int choose_slots(struct replay *replay)
+{
+    const struct replay_options *options = &replay->options;
+    uint64_t pool = options->pool != 0 ? options->pool : options->memory;
+    char size[CLI_SIZE_TEXT];
+    char memory[CLI_SIZE_TEXT];
+
     replay->slots_wanted = kvpool_slots_in(&replay->geometry, pool);
     replay->slots = kvpool_slots_in(&replay->geometry, options->memory);
     if (replay->slots > replay->slots_wanted) {
         replay->slots = replay->slots_wanted;
     }
-    if (replay->slots > SLOTS_MAX) {
-        replay->slots = SLOTS_MAX;
+    if (replay->slots > REPLAY_SLOTS_MAX) {
+        replay->slots = REPLAY_SLOTS_MAX;
     }
     if (replay->slots == 0) {
         cli_error("replay: one hash block has %s and does not fit a pool of "
@@ -99,7 +101,22 @@ static int check_trace(struct replay *replay)
         cli_error("%s: has no requests", options->trace);
         return CLI_USAGE;
     }
+    trace_rewind(replay->trace);
+    return CLI_OK;
+}
+
+/* Once the number of requests and of holders is known. */
+static int check_kills(const struct replay *replay)
+{
+    const struct replay_options *options = &replay->options;
+
     for (size_t i = 0; i < options->kill_count; i++) {
+        if (options->kills[i].holder >= options->holders) {
+            cli_error("replay: --kill-holder names no holder; they count from "
+                      "0 and there are %llu",
+                      (unsigned long long)options->holders);
+            return CLI_USAGE;
+        }
         if (options->kills[i].request > replay->trace_requests) {
             cli_error("replay: --kill-holder names request %llu of a run of "
                       "%llu",
@@ -108,7 +125,6 @@ static int check_trace(struct replay *replay)
             return CLI_USAGE;
         }
     }
-    trace_rewind(replay->trace);
     return CLI_OK;
 }
 
@@ -130,7 +146,7 @@ static int open_metrics(struct replay *replay)
  * Signals are read from a descriptor. They stay blocked in the nodes, which
  * inherit that: an interrupt of the whole process group ends the run in order.
  */
-static int open_signals(struct replay *replay)
+int replay_signals(int *ret_fd)
 {
     sigset_t set;
 
@@ -138,8 +154,8 @@ static int open_signals(struct replay *replay)
     (void)sigaddset(&set, SIGINT);
     (void)sigaddset(&set, SIGTERM);
     (void)sigprocmask(SIG_BLOCK, &set, NULL);
-    replay->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (replay->signal_fd < 0) {
+    *ret_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (*ret_fd < 0) {
         cli_error("replay: no descriptor for signals: %s", strerror(errno));
         return CLI_FAILED;
     }
@@ -160,16 +176,26 @@ static uint64_t choose_seed(void)
 static int prepare(struct replay *replay)
 {
     struct replay_options *options = &replay->options;
-    int rc = choose_geometry(replay);
+    int rc = replay_geometry(options, &replay->geometry);
 
     if (rc == CLI_OK) {
+        rc = choose_slots(replay);
+    }
+    if (rc == CLI_OK) {
         rc = check_trace(replay);
+    }
+    if (rc == CLI_OK && options->connect != NULL) {
+        /* Before signals wait to be read: an interrupt ends it at once. */
+        rc = remote_open(replay);
+    }
+    if (rc == CLI_OK) {
+        rc = check_kills(replay);
     }
     if (rc == CLI_OK) {
         rc = open_metrics(replay);
     }
     if (rc == CLI_OK) {
-        rc = open_signals(replay);
+        rc = replay_signals(&replay->signal_fd);
     }
     if (rc != CLI_OK) {
         return rc;
@@ -180,7 +206,7 @@ static int prepare(struct replay *replay)
     replay->node_count = options->holders + options->fetchers;
     replay->nodes = cli_alloc(replay->node_count, sizeof(*replay->nodes));
     for (uint64_t i = 0; i < replay->node_count; i++) {
-        proto_open(&replay->nodes[i].control, -1);
+        proto_open(&replay->nodes[i].control, -1, PROTO_PAYLOAD_MAX);
     }
     flow_open(replay);
     return CLI_OK;
@@ -194,6 +220,7 @@ static void clean_up(struct replay *replay)
         free(replay->nodes[i].local);
     }
     free(replay->nodes);
+    link_leave(&replay->link, NULL);
     flow_close(replay);
     spans_close(&replay->totals.active);
     trace_close(replay->trace);
@@ -220,11 +247,7 @@ static void kill_holders(struct replay *replay)
             continue;
         }
         order->done = true;
-        /* Its number is not another's: it was not reaped yet. */
-        if (holder->alive) {
-            holder->killed = true;
-            (void)kill(holder->pid, SIGKILL);
-        }
+        nodes_kill(replay, holder);
     }
 }
 
@@ -258,12 +281,10 @@ static bool next_request(struct replay *replay, struct trace_request *ret)
     return rc > 0;
 }
 
-static int earlier_ms(int a, int b)
+/* No request is started any more; those that were are brought to their end. */
+static bool is_stopped(const struct replay *replay)
 {
-    if (a < 0 || b < 0) {
-        return a < 0 ? b : a;
-    }
-    return a < b ? a : b;
+    return replay->interrupted || replay->cut[0] != '\0';
 }
 
 static void run(struct replay *replay)
@@ -277,7 +298,7 @@ static void run(struct replay *replay)
     while (replay->failure[0] == '\0') {
         int wait_ms = progress_wait_ms(&replay->progress);
 
-        while (has_next && !replay->interrupted &&
+        while (has_next && !is_stopped(replay) &&
                replay->active < replay->options.inflight) {
             uint64_t now = cli_now_ns();
             uint64_t due = due_ns(replay, first_ms, &next);
@@ -285,14 +306,14 @@ static void run(struct replay *replay)
             if (due > now) {
                 uint64_t ms = (due - now) / 1000000 + 1;
 
-                wait_ms = earlier_ms(wait_ms, ms < 1000 ? (int)ms : 1000);
+                wait_ms = cli_earlier_ms(wait_ms, ms < 1000 ? (int)ms : 1000);
                 break;
             }
             flow_start(replay, &next);
             kill_holders(replay);
             has_next = next_request(replay, &next);
         }
-        if (replay->active == 0 && (!has_next || replay->interrupted)) {
+        if (replay->active == 0 && (!has_next || is_stopped(replay))) {
             break;
         }
         nodes_turn(replay, wait_ms);
@@ -322,8 +343,9 @@ static void write_metrics(struct replay *replay)
 
 static int exit_status(const struct replay *replay)
 {
-    if (replay->failure[0] != '\0' || report_failures(replay) > 0 ||
-        replay->totals.counts.failed > 0 || !report_accounted(replay)) {
+    if (replay->failure[0] != '\0' || replay->cut[0] != '\0' ||
+        report_failures(replay) > 0 || replay->totals.counts.failed > 0 ||
+        !report_accounted(replay)) {
         return CLI_FAILED;
     }
     return replay->interrupted ? CLI_INTERRUPTED : CLI_OK;
@@ -354,9 +376,15 @@ static void run_all(struct replay *replay)
 int replay_main(int argc, char **argv)
 {
     /* Large, because of its histograms, but it lives as long as the process. */
-    static struct replay replay = {.signal_fd = -1};
+    static struct replay replay = {
+        .signal_fd = -1,
+        .link = {.proto = {.fd = -1}},
+    };
     int rc = replay_parse(argc, argv, &replay.options);
 
+    if (rc == CLI_OK && replay.options.listen != NULL) {
+        return serve_main(&replay.options);
+    }
     if (rc == CLI_OK) {
         rc = prepare(&replay);
     }

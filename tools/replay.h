@@ -5,7 +5,10 @@
  *
  *   replay_args.c     the options
  *   replay.c          the run from start to end
- *   replay_nodes.c    processes and messages
+ *   replay_process.c  the process of a node
+ *   replay_nodes.c    nodes and messages
+ *   replay_remote.c   holders on another host, as if they were here
+ *   replay_serve.c    the other host: no coordinator, but a relay to its holders
  *   replay_flow.c     requests and their blocks: the state machine
  *   replay_report.c   the table and the JSON object
  *   progress.c        the line that moves
@@ -20,18 +23,24 @@
 
 #include "cli.h"
 #include "geometry.h"
+#include "link.h"
 #include "node.h"
 #include "progress.h"
 #include "proto.h"
 #include "stats.h"
 #include "trace.h"
 
-#define REPLAY_NODES_MAX 256u
+#define REPLAY_NODES_MAX LINK_NODES_MAX
+#define REPLAY_INFLIGHT_MAX 4096u
 #define REPLAY_KILLS_MAX 16u
 
 /* Times that a block is asked for before it counts as failed: more than any
  * single fault needs, and few enough for a run that cannot work to end. */
 #define REPLAY_ATTEMPTS_MAX 5u
+
+/* Most slots of a pool. Each costs some 100 bytes in tables beside the pool,
+ * which would outgrow a pool of tiny blocks. */
+#define REPLAY_SLOTS_MAX (UINT64_C(1) << 20)
 
 struct replay_kill {
     uint64_t holder;
@@ -44,6 +53,8 @@ struct replay_options {
     const char *engine;
     const char *model; /* NULL: plain blocks */
     const char *metrics;
+    const char *listen;  /* run the holders for somebody who connects here */
+    const char *connect; /* the holders run there; NULL: on this host */
     uint64_t holders;
     uint64_t fetchers;
     uint64_t memory; /* bytes that one process may use for its pool */
@@ -59,6 +70,9 @@ struct replay_options {
     uint64_t seed;
     uint64_t corrupt; /* enum node_corrupt */
     bool seed_given;
+    bool block_bytes_given;
+    bool keep; /* listen again after a run */
+    bool no_same_host;
     bool pull;
     bool shm;
     bool json;
@@ -79,9 +93,10 @@ struct holder_fates {
 
 struct replay_node {
     enum node_role role;
-    uint64_t index; /* among its role */
-    pid_t pid;
-    struct proto control;
+    uint64_t index;       /* among its role */
+    pid_t pid;            /* of a process of this host */
+    bool remote;          /* behind the link: there is no pid */
+    struct proto control; /* fd -1 if remote */
     bool alive;
     bool ready;    /* sent its metadata */
     bool reported; /* sent its last report */
@@ -89,8 +104,10 @@ struct replay_node {
     uint64_t pool; /* address, there */
     unsigned char *metadata;
     size_t metadata_length;
-    bool *local;     /* by peer: memory goes by the local path */
-    uint64_t added;  /* peers */
+    bool *local;          /* by peer: memory goes by the local path */
+    uint64_t added;       /* peers */
+    uint64_t bytes_local; /* that it moved by each path, as its kvt says */
+    uint64_t bytes_nixl;
     uint64_t secret; /* a holder's; a fetcher's poison */
     uint64_t active; /* requests at a fetcher */
     struct holder_fates fates;
@@ -103,8 +120,6 @@ struct replay_totals {
     struct fetch_counts counts;
     uint64_t refetched;
     uint64_t bytes;
-    uint64_t bytes_local;
-    uint64_t bytes_nixl;
     uint64_t pages;
     uint64_t merged;
     uint64_t transfers;
@@ -131,6 +146,10 @@ struct replay {
     uint64_t trace_requests;   /* that this run is made of */
     struct replay_node *nodes; /* holders, then fetchers */
     uint64_t node_count;
+    struct link link;         /* to the holders' host, or closed */
+    struct link_offer offer;  /* what that host said it has */
+    bool remote_ending;       /* told to end its holders */
+    char cut[CLI_TEXT_MAX];   /* why no more requests are started, or "" */
     struct request *requests; /* options.inflight of them */
     uint64_t active;          /* requests */
     struct part **parts;      /* by handle; NULL: unused */
@@ -147,6 +166,7 @@ struct replay {
     uint64_t end_ns;
     bool trace_ended;
     bool interrupted;
+    bool failure_told;          /* of a transfer, the first one */
     char failure[CLI_TEXT_MAX]; /* why the run could not go on, or "" */
 };
 
@@ -159,12 +179,51 @@ int replay_main(int argc, char **argv);
 void replay_fail(struct replay *replay, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* A descriptor for SIGINT and SIGTERM, and the shape of the blocks: CLI_OK, or
+ * an exit status after one line on stderr. */
+int replay_signals(int *ret_fd);
+int replay_geometry(const struct replay_options *options, struct geometry *ret);
+
+/* replay_process.c */
+/* Starts a node and gives the other end of its socket; 0 or an errno. */
+int process_start(struct proto *control, pid_t *ret);
+/* Its wait status, once it has ended, or after making it end. */
+int process_wait(pid_t pid);
+int process_kill(pid_t pid);
+
+/* replay_serve.c */
+int serve_main(const struct replay_options *options);
+
+/* replay_remote.c */
+/* Connects and learns how many holders there are: an exit status. */
+int remote_open(struct replay *replay);
+/* Has the holders started, once the run's shape and secrets are known. */
+void remote_start(struct replay *replay);
+/* Sends what was written to the holders, and receives what they say. False:
+ * the link was lost just now. */
+bool remote_send(struct replay *replay);
+void remote_receive(struct replay *replay);
+void remote_kill(struct replay *replay, const struct replay_node *holder);
+/* Has the holders end in order; GONE says when each has. */
+void remote_end(struct replay *replay);
+/* Leaves; the other side kills what it still has. */
+void remote_abort(struct replay *replay, const char *why);
+
 /* replay_nodes.c */
 bool nodes_start(struct replay *replay);
 /* Sends, waits for at most timeout_ms (-1: for ever), receives, handles. */
 void nodes_turn(struct replay *replay, int timeout_ms);
 void nodes_end(struct replay *replay);
 void nodes_kill_all(struct replay *replay);
+void nodes_kill(struct replay *replay, struct replay_node *holder);
+/* All nodes are there and know each other. */
+bool nodes_started(const struct replay *replay);
+/* Handles the whole frames that have come; false when the stream is damaged. */
+bool nodes_hear(struct replay *replay, struct replay_node *node);
+/* What a node's death means, once it counts as dead: `status` is as waitpid()
+ * says. `proven`: it was reaped, so nothing of it can write any more. */
+void nodes_bury(struct replay *replay, struct replay_node *node, int status,
+                bool proven);
 struct replay_node *nodes_holder(struct replay *replay, uint64_t index);
 struct replay_node *nodes_fetcher(struct replay *replay, uint64_t index);
 uint64_t nodes_holders_alive(const struct replay *replay);
@@ -177,8 +236,10 @@ void flow_start(struct replay *replay, const struct trace_request *from);
 /* A message of a node about blocks; false when it is damaged. */
 bool flow_message(struct replay *replay, struct replay_node *node,
                   struct proto_message *message);
-/* A holder is gone and reaped: what it had in hand goes to the others. */
-void flow_holder_dead(struct replay *replay, struct replay_node *holder);
+/* A holder is gone: what it had in hand goes to the others. `proven`: its
+ * process was reaped. */
+void flow_holder_dead(struct replay *replay, struct replay_node *holder,
+                      bool proven);
 
 /* replay_report.c */
 /* The run's shape, on stderr before it starts. */

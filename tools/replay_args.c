@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "args.h"
@@ -27,7 +28,11 @@ enum key {
     KEY_JSON,
     KEY_METRICS,
     KEY_KILL,
-    KEY_CORRUPT
+    KEY_CORRUPT,
+    KEY_LISTEN,
+    KEY_CONNECT,
+    KEY_KEEP,
+    KEY_NO_SAME_HOST
 };
 
 #define OPTION(option, id, value, text)                                        \
@@ -37,7 +42,17 @@ enum key {
 
 static const struct argp_option argp_options[] = {
     OPTION("engine", KEY_ENGINE, "SPEC",
-           "The engine, as kvt_open() takes it (local)"),
+           "The engine, as kvt_open() takes it (local; between hosts auto, "
+           "which is nixl where that loads). nixl switches the same-host "
+           "shortcut off, auto leaves it on"),
+    OPTION("no-same-host", KEY_NO_SAME_HOST, NULL,
+           "All bytes go through NIXL, those of one host too"),
+    OPTION("listen", KEY_LISTEN, "ADDR:PORT",
+           "Run the holders of one run that somebody else connects for; port "
+           "0: a free one, which is printed"),
+    OPTION("connect", KEY_CONNECT, "ADDR:PORT",
+           "The holders run there, the fetchers here"),
+    OPTION("keep", KEY_KEEP, NULL, "--listen serves run after run"),
     OPTION("holders", KEY_HOLDERS, "N", "Processes that have the blocks (2)"),
     OPTION("fetchers", KEY_FETCHERS, "N", "Processes that want them (1)"),
     OPTION("pull", KEY_PULL, NULL,
@@ -83,6 +98,13 @@ static const char doc[] =
     "output_length, hash_ids (one for each block of 512 tokens). For each "
     "request the blocks that its fetcher does not have yet are moved from "
     "their holders, into slots of a paged pool, by index.\n\n"
+    "Across two hosts: 'kvt replay --listen ADDR:PORT' on one, 'kvt replay "
+    "--connect ADDR:PORT TRACE' on the other, both of the same version. ADDR "
+    "is a name, an IPv4 address, or an IPv6 address in brackets. The number "
+    "of holders, their engine, and what memory they may use is said at the "
+    "listening side, all else at the connecting one. One TCP connection "
+    "carries the orders; the blocks go by the engine. There is no password: "
+    "use it in networks that you trust.\n\n"
     "Exit status: 0 if all is well, 1 if a block was wrong or missing, 2 for "
     "wrong arguments or a malformed trace, 130 after an interrupt.\n\n"
     "Models: ";
@@ -90,8 +112,41 @@ static const char doc[] =
 /* What the parser carries along. */
 struct parse {
     struct replay_options *options;
-    bool block_bytes_given;
+    const char *of_listener;  /* given, and --connect does not take it */
+    const char *of_connector; /* given, and --listen does not take it */
 };
+
+/* Options that only one of two hosts can have a say in. */
+static const int listener_keys[] = {KEY_HOLDERS, KEY_KEEP};
+static const int connector_keys[] = {
+    KEY_FETCHERS, KEY_PULL, KEY_POOL, KEY_INFLIGHT, KEY_SPEED,   KEY_TIMEOUT,
+    KEY_REQUESTS, KEY_SEED, KEY_KILL, KEY_CORRUPT,  KEY_METRICS, KEY_JSON};
+
+static const char *name_of(int key, const int *keys, size_t count)
+{
+    const struct argp_option *option = argp_options;
+
+    for (size_t i = 0; i < count; i++) {
+        if (keys[i] == key) {
+            while (option->key != key) {
+                option++;
+            }
+            return option->name;
+        }
+    }
+    return NULL;
+}
+
+static void note_side(struct parse *parse, int key)
+{
+    const char *listener = name_of(key, listener_keys,
+                                   sizeof(listener_keys) / sizeof(int));
+    const char *connector = name_of(key, connector_keys,
+                                    sizeof(connector_keys) / sizeof(int));
+
+    parse->of_listener = listener != NULL ? listener : parse->of_listener;
+    parse->of_connector = connector != NULL ? connector : parse->of_connector;
+}
 
 static error_t refuse(const char *option, const char *wanted, const char *got)
 {
@@ -186,7 +241,7 @@ static error_t take_shape(int key, char *arg, struct parse *parse)
     case KEY_POOL:
         return take_size("pool", arg, &options->pool);
     case KEY_BLOCK_BYTES:
-        parse->block_bytes_given = true;
+        options->block_bytes_given = true;
         return take_size("block-bytes", arg, &options->block_bytes);
     case KEY_PAGE_TOKENS:
         return take_number("page-tokens", arg, 1, TRACE_BLOCK_TOKENS,
@@ -194,7 +249,8 @@ static error_t take_shape(int key, char *arg, struct parse *parse)
     case KEY_TP:
         return take_number("tp", arg, 1, 1024, &options->tp);
     case KEY_INFLIGHT:
-        return take_number("inflight", arg, 1, 4096, &options->inflight);
+        return take_number("inflight", arg, 1, REPLAY_INFLIGHT_MAX,
+                           &options->inflight);
     case KEY_WORKERS:
         return take_number("workers", arg, 1, 1024, &options->workers);
     case KEY_REQUESTS:
@@ -208,11 +264,35 @@ static error_t take_shape(int key, char *arg, struct parse *parse)
     }
 }
 
+static error_t take_flag(int key, struct replay_options *options)
+{
+    switch (key) {
+    case KEY_PULL:
+        options->pull = true;
+        return 0;
+    case KEY_SHM:
+        options->shm = true;
+        return 0;
+    case KEY_JSON:
+        options->json = true;
+        return 0;
+    case KEY_KEEP:
+        options->keep = true;
+        return 0;
+    case KEY_NO_SAME_HOST:
+        options->no_same_host = true;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
 static error_t take_option(int key, char *arg, struct argp_state *state)
 {
     struct parse *parse = state->input;
     struct replay_options *options = parse->options;
 
+    note_side(parse, key);
     switch (key) {
     case KEY_ENGINE:
         options->engine = arg;
@@ -235,14 +315,11 @@ static error_t take_option(int key, char *arg, struct argp_state *state)
         return take_kill(parse, arg);
     case KEY_CORRUPT:
         return take_corrupt(parse, arg);
-    case KEY_PULL:
-        options->pull = true;
+    case KEY_LISTEN:
+        options->listen = arg;
         return 0;
-    case KEY_SHM:
-        options->shm = true;
-        return 0;
-    case KEY_JSON:
-        options->json = true;
+    case KEY_CONNECT:
+        options->connect = arg;
         return 0;
     case ARGP_KEY_ARG:
         if (options->trace != NULL) {
@@ -251,8 +328,61 @@ static error_t take_option(int key, char *arg, struct argp_state *state)
         options->trace = arg;
         return 0;
     default:
-        return take_shape(key, arg, parse);
+        return arg != NULL ? take_shape(key, arg, parse)
+                           : take_flag(key, options);
     }
+}
+
+/* Which of two hosts says what. */
+static error_t check_sides(const struct parse *parse)
+{
+    const struct replay_options *options = parse->options;
+
+    if (options->listen != NULL && options->connect != NULL) {
+        return args_refuse("replay: a host listens or connects, not both");
+    }
+    if (options->listen != NULL && options->trace != NULL) {
+        return args_refuse("replay: --listen takes no TRACE, the side with "
+                           "--connect has it");
+    }
+    if (options->listen != NULL && parse->of_connector != NULL) {
+        return args_refuse("replay: --%s is said at the side with --connect",
+                           parse->of_connector);
+    }
+    if (options->connect != NULL && parse->of_listener != NULL) {
+        return args_refuse("replay: --%s is said at the side with --listen",
+                           parse->of_listener);
+    }
+    if (options->keep && options->listen == NULL) {
+        return args_refuse("replay: --keep needs --listen");
+    }
+    return 0;
+}
+
+/* "nixl", "nixl:…" and "fault:nixl…" are for NIXL alone. */
+static bool is_nixl(const char *engine)
+{
+    static const char fault[] = "fault:";
+    size_t length;
+
+    if (strncmp(engine, fault, sizeof(fault) - 1) == 0) {
+        engine += sizeof(fault) - 1;
+    }
+    length = strcspn(engine, ":?");
+    return length == strlen("nixl") && memcmp(engine, "nixl", length) == 0;
+}
+
+static void choose_engine(struct replay_options *options)
+{
+    bool two_hosts = options->listen != NULL || options->connect != NULL;
+    const char *same_host = getenv("KVT_SAME_HOST");
+
+    if (options->engine == NULL) {
+        options->engine = two_hosts ? "auto" : "local";
+    }
+    /* kvt reads the variable too; here it is for what the table says. */
+    options->no_same_host = options->no_same_host || is_nixl(options->engine) ||
+                            (same_host != NULL && strcmp(same_host, "0") == 0);
 }
 
 /* Rules between options; a sentence or NULL. */
@@ -260,10 +390,10 @@ static const char *find_conflict(const struct parse *parse)
 {
     const struct replay_options *options = parse->options;
 
-    if (options->trace == NULL) {
+    if (options->trace == NULL && options->listen == NULL) {
         return "replay: which TRACE? 'kvt help replay' says more";
     }
-    if (options->model != NULL && parse->block_bytes_given) {
+    if (options->model != NULL && options->block_bytes_given) {
         return "replay: --model has its own block size, leave --block-bytes "
                "out";
     }
@@ -273,11 +403,6 @@ static const char *find_conflict(const struct parse *parse)
     }
     if (options->holders + options->fetchers > REPLAY_NODES_MAX) {
         return "replay: that is more than 256 processes";
-    }
-    for (size_t i = 0; i < options->kill_count; i++) {
-        if (options->kills[i].holder >= options->holders) {
-            return "replay: --kill-holder names no holder; they count from 0";
-        }
     }
     return NULL;
 }
@@ -314,7 +439,6 @@ int replay_parse(int argc, char **argv, struct replay_options *ret)
         .help_filter = add_models,
     };
     struct replay_options options = {
-        .engine = "local",
         .holders = 2,
         .fetchers = 1,
         .memory = UINT64_C(1) << 30,
@@ -330,11 +454,15 @@ int replay_parse(int argc, char **argv, struct replay_options *ret)
     if (rc != CLI_OK) {
         return rc;
     }
+    if (check_sides(&parse) != 0) {
+        return CLI_USAGE;
+    }
     conflict = find_conflict(&parse);
     if (conflict != NULL) {
         cli_error("%s", conflict);
         return CLI_USAGE;
     }
+    choose_engine(&options);
     *ret = options;
     return CLI_OK;
 }

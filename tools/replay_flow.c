@@ -296,7 +296,8 @@ static void fail_part(struct replay *replay, struct part *part, bool final)
     end_part(replay, part);
 }
 
-void flow_holder_dead(struct replay *replay, struct replay_node *holder)
+void flow_holder_dead(struct replay *replay, struct replay_node *holder,
+                      bool proven)
 {
     /* Parts that come while this goes through them belong to others. */
     for (size_t i = 0; i < replay->part_count; i++) {
@@ -309,8 +310,11 @@ void flow_holder_dead(struct replay *replay, struct replay_node *holder)
             fail_part(replay, part, true);
         } else if (part->state == PART_MOVING && !replay->options.pull) {
             /* A dead process copies nothing; what it gave to a network may
-             * still arrive. */
-            fail_part(replay, part, holder->local[part->request->fetcher]);
+             * still arrive. Where the kernel stopped letting it in, even a
+             * peer of its own host got its bytes through NIXL. */
+            fail_part(replay, part,
+                      proven && holder->bytes_nixl == 0 &&
+                          holder->local[part->request->fetcher]);
         }
         /* A fetcher's own transfer ends with a report of the fetcher. */
     }
@@ -453,15 +457,9 @@ static void count_transfer(struct replay *replay, const struct part *part,
 {
     struct replay_totals *totals = &replay->totals;
     struct replay_node *holder = nodes_holder(replay, part->holder);
-    uint64_t fetcher = part->request->fetcher;
-    bool local = replay->options.pull
-                     ? nodes_fetcher(replay, fetcher)->local[part->holder]
-                     : holder->local[fetcher];
 
     holder->fates.bytes += report->bytes;
     totals->bytes += report->bytes;
-    totals->bytes_local += local ? report->bytes : 0;
-    totals->bytes_nixl += local ? 0 : report->bytes;
     totals->pages += report->pages;
     totals->merged += report->pages > report->copies
                           ? report->pages - report->copies
@@ -479,7 +477,7 @@ static void count_transfer(struct replay *replay, const struct part *part,
               report->start_ns + report->latency_ns);
 }
 
-static void take_done(struct replay *replay, const struct replay_node *node,
+static void take_done(struct replay *replay, struct replay_node *node,
                       struct proto_message *message)
 {
     struct part *part = find_part(replay, proto_take(message), PART_MOVING);
@@ -492,6 +490,8 @@ static void take_done(struct replay *replay, const struct replay_node *node,
         return;
     }
     part->spent_ns += report.latency_ns;
+    node->bytes_local = report.bytes_local;
+    node->bytes_nixl = report.bytes_nixl;
     /* The holder's slots may hold another block once nobody reads them. */
     if (pull ? report.peer_final : report.own_final) {
         send_unpin(replay, part);
@@ -503,9 +503,10 @@ static void take_done(struct replay *replay, const struct replay_node *node,
         send_landed(replay, part);
         return;
     }
-    if (replay->totals.refetched == 0) {
-        cli_error("%s %llu: a transfer failed and its blocks are fetched "
-                  "again; further ones are only counted: %s",
+    if (!replay->failure_told) {
+        replay->failure_told = true;
+        cli_error("%s %llu: a transfer failed; if another holder lives its "
+                  "blocks come from there; further ones are only counted: %s",
                   node->role == NODE_HOLDER ? "holder" : "fetcher",
                   (unsigned long long)node->index, report.text);
     }

@@ -1,21 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Processes and messages. A node is this program again, started with a hidden
- * word and its end of a socket pair; the coordinator has opened no transport,
- * so nothing of kvt is ever forked.
- *
- * A node that is gone is seen by the end of its stream. It is then killed, to
- * be sure, and reaped: only after that can nothing of it write any more.
+ * Nodes and messages. A node of this host that is gone is seen by the end of
+ * its stream. It is then killed, to be sure, and reaped: only after that can
+ * nothing of it write any more. Of one on another host replay_remote.c tells.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -54,40 +48,10 @@ static bool moves_blocks(const struct replay *replay,
 
 /* -------------------------------------------------------------------- start */
 
-/* Starts the process with its end of the pair as descriptor NODE_FD. */
-static int spawn_process(int fd, pid_t *ret)
-{
-    static char program[] = "kvt";
-    static char word[] = NODE_WORD;
-    char *argv[] = {program, word, NULL};
-    posix_spawn_file_actions_t actions;
-    int rc = posix_spawn_file_actions_init(&actions);
-
-    if (rc != 0) {
-        return rc;
-    }
-    /* Also where fd is NODE_FD already: then it takes close-on-exec away. */
-    rc = posix_spawn_file_actions_adddup2(&actions, fd, NODE_FD);
-    if (rc == 0) {
-        rc = posix_spawn(ret, "/proc/self/exe", &actions, NULL, argv, environ);
-    }
-    (void)posix_spawn_file_actions_destroy(&actions);
-    return rc;
-}
-
 static bool start_node(struct replay *replay, struct replay_node *node)
 {
-    int pair[2];
-    int rc;
+    int rc = process_start(&node->control, &node->pid);
 
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0,
-                   pair) != 0) {
-        replay_fail(replay, "no socket for a process: %s", strerror(errno));
-        return false;
-    }
-    rc = spawn_process(pair[1], &node->pid);
-    (void)close(pair[1]);
-    proto_open(&node->control, pair[0]);
     if (rc != 0) {
         replay_fail(replay, "a process cannot be started: %s", strerror(rc));
         return false;
@@ -112,6 +76,7 @@ static void configure_node(struct replay *replay, struct replay_node *node)
         .slots = replay->slots,
         .corrupt = holder ? (uint64_t)CORRUPT_NOTHING : options->corrupt,
         .secret = node->secret,
+        .no_same_host = options->no_same_host,
         .geometry = replay->geometry,
     };
 
@@ -156,6 +121,11 @@ static bool all_added(const struct replay *replay)
     return true;
 }
 
+bool nodes_started(const struct replay *replay)
+{
+    return all_ready(replay) && all_added(replay);
+}
+
 /* Waits for a stage of the start; false when it will not come. */
 static bool wait_until(struct replay *replay,
                        bool (*reached)(const struct replay *))
@@ -179,10 +149,16 @@ bool nodes_start(struct replay *replay)
         node->role = i < holders ? NODE_HOLDER : NODE_FETCHER;
         node->index = i < holders ? i : i - holders;
         node->secret = cli_mix(replay->options.seed, i + 1);
+        if (node->role == NODE_HOLDER && replay->options.connect != NULL) {
+            continue;
+        }
         if (!start_node(replay, node)) {
             return false;
         }
         configure_node(replay, node);
+    }
+    if (replay->options.connect != NULL) {
+        remote_start(replay);
     }
     if (!wait_until(replay, all_ready)) {
         return false;
@@ -203,16 +179,17 @@ bool nodes_start(struct replay *replay)
 
 /* --------------------------------------------------------------- one's death */
 
-static void reap(struct replay_node *node, int *ret_status)
+static int reap(struct replay_node *node)
 {
-    (void)kill(node->pid, SIGKILL);
-    while (waitpid(node->pid, ret_status, 0) < 0 && errno == EINTR) {
-    }
+    int status = process_kill(node->pid);
+
     node->alive = false;
     proto_close(&node->control);
+    return status;
 }
 
-static void tell_dead(struct replay *replay, const struct replay_node *holder)
+static void tell_dead(struct replay *replay, const struct replay_node *holder,
+                      bool proven)
 {
     for (uint64_t i = 0; replay->options.pull && i < replay->options.fetchers;
          i++) {
@@ -220,6 +197,7 @@ static void tell_dead(struct replay *replay, const struct replay_node *holder)
 
         proto_begin(&fetcher->control, PROTO_PEER_DEAD);
         proto_put(&fetcher->control, holder->index);
+        proto_put(&fetcher->control, proven);
         proto_end(&fetcher->control);
     }
 }
@@ -233,25 +211,39 @@ static void fail_of(struct replay *replay, const struct replay_node *node,
                 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
 }
 
-static void lose_node(struct replay *replay, struct replay_node *node)
+void nodes_bury(struct replay *replay, struct replay_node *node, int status,
+                bool proven)
 {
-    int status = 0;
-
-    reap(node, &status);
     if (node->reported) {
+        if (replay->remote_ending && node->remote && status != 0) {
+            fail_of(replay, node, status);
+        }
         return;
     }
-    if (node->role == NODE_FETCHER || !all_ready(replay) ||
-        !all_added(replay)) {
+    if (node->role == NODE_FETCHER || !nodes_started(replay)) {
         fail_of(replay, node, status);
         return;
     }
-    if (!node->killed) {
+    if (!node->killed && proven) {
         cli_error("holder %llu is gone, the others go on",
                   (unsigned long long)node->index);
     }
-    tell_dead(replay, node);
-    flow_holder_dead(replay, node);
+    tell_dead(replay, node, proven);
+    flow_holder_dead(replay, node, proven);
+}
+
+void nodes_kill(struct replay *replay, struct replay_node *holder)
+{
+    if (!holder->alive) {
+        return;
+    }
+    holder->killed = true;
+    if (holder->remote) {
+        remote_kill(replay, holder);
+    } else {
+        /* Its number is not another's: it was not reaped yet. */
+        (void)kill(holder->pid, SIGKILL);
+    }
 }
 
 /* ----------------------------------------------------------------- messages */
@@ -299,6 +291,9 @@ static void take_report(struct replay *replay, struct replay_node *node,
         free(replay->metrics_text);
         replay->metrics_text = cli_alloc(length, 1);
         memcpy(replay->metrics_text, text, length);
+        if (node->remote) {
+            cli_make_plain(replay->metrics_text, length, true);
+        }
         replay->metrics_length = length;
     }
     node->reported = true;
@@ -334,17 +329,23 @@ static void handle(struct replay *replay, struct replay_node *node,
     }
 }
 
-static void receive(struct replay *replay, struct replay_node *node)
+bool nodes_hear(struct replay *replay, struct replay_node *node)
 {
     struct proto_message message;
-    bool connected = proto_fill(&node->control);
     int rc;
 
     while ((rc = proto_next(&node->control, &message)) > 0) {
         handle(replay, node, &message);
     }
-    if (rc < 0 || !connected) {
-        lose_node(replay, node);
+    return rc == 0;
+}
+
+static void receive(struct replay *replay, struct replay_node *node)
+{
+    bool connected = proto_fill(&node->control);
+
+    if (!nodes_hear(replay, node) || !connected) {
+        nodes_bury(replay, node, reap(node), true);
     }
 }
 
@@ -366,18 +367,21 @@ static void take_signal(struct replay *replay)
 
 void nodes_turn(struct replay *replay, int timeout_ms)
 {
-    struct pollfd fds[REPLAY_NODES_MAX + 1];
+    struct pollfd fds[REPLAY_NODES_MAX + 2];
     uint64_t count = replay->node_count;
 
+    if (!remote_send(replay)) {
+        return; /* what follows from that must not wait for a message */
+    }
     for (uint64_t i = 0; i < count; i++) {
         struct replay_node *node = &replay->nodes[i];
 
         /* What can't be sent now, or ever: the poll below sees which. */
-        if (node->alive) {
+        if (node->alive && !node->remote) {
             (void)proto_flush(&node->control);
         }
         fds[i] = (struct pollfd){
-            .fd = node->alive ? node->control.fd : -1,
+            .fd = node->alive ? node->control.fd : -1, /* -1 if remote */
             .events = POLLIN,
         };
         if (proto_unsent(&node->control)) {
@@ -385,7 +389,12 @@ void nodes_turn(struct replay *replay, int timeout_ms)
         }
     }
     fds[count] = (struct pollfd){.fd = replay->signal_fd, .events = POLLIN};
-    if (poll(fds, count + 1, timeout_ms) <= 0) {
+    fds[count + 1] = (struct pollfd){
+        .fd = replay->link.proto.fd,
+        .events = proto_unsent(&replay->link.proto) ? POLLIN | POLLOUT : POLLIN,
+    };
+    if (poll(fds, count + 2,
+             cli_earlier_ms(timeout_ms, link_wait_ms(&replay->link))) <= 0) {
         return;
     }
     if (fds[count].revents != 0) {
@@ -396,6 +405,9 @@ void nodes_turn(struct replay *replay, int timeout_ms)
             replay->nodes[i].alive) {
             receive(replay, &replay->nodes[i]);
         }
+    }
+    if ((fds[count + 1].revents & (POLLIN | POLLHUP | POLLERR)) != 0) {
+        remote_receive(replay);
     }
 }
 
@@ -411,9 +423,21 @@ static bool all_reported(const struct replay *replay)
     return true;
 }
 
+static void end_remote(struct replay *replay)
+{
+    remote_end(replay);
+    while (nodes_holders_alive(replay) > 0 && replay->failure[0] == '\0') {
+        nodes_turn(replay, -1);
+    }
+}
+
 /* Closes the sockets of one role, which ends the nodes, and waits for them. */
 static void end_role(struct replay *replay, enum node_role role)
 {
+    if (role == NODE_HOLDER && replay->options.connect != NULL) {
+        end_remote(replay);
+        return;
+    }
     for (uint64_t i = 0; i < replay->node_count; i++) {
         if (replay->nodes[i].role == role && replay->nodes[i].alive) {
             proto_close(&replay->nodes[i].control);
@@ -421,14 +445,12 @@ static void end_role(struct replay *replay, enum node_role role)
     }
     for (uint64_t i = 0; i < replay->node_count; i++) {
         struct replay_node *node = &replay->nodes[i];
-
-        int status = 0;
+        int status;
 
         if (node->role != role || !node->alive) {
             continue;
         }
-        while (waitpid(node->pid, &status, 0) < 0 && errno == EINTR) {
-        }
+        status = process_wait(node->pid);
         node->alive = false;
         if (status != 0) {
             fail_of(replay, node, status);
@@ -466,11 +488,13 @@ void nodes_end(struct replay *replay)
 
 void nodes_kill_all(struct replay *replay)
 {
-    int status;
-
+    if (link_is_open(&replay->link)) {
+        remote_abort(replay, replay->failure[0] != '\0' ? replay->failure
+                                                        : "interrupted");
+    }
     for (uint64_t i = 0; i < replay->node_count; i++) {
         if (replay->nodes[i].alive) {
-            reap(&replay->nodes[i], &status);
+            (void)reap(&replay->nodes[i]);
         }
     }
 }

@@ -77,6 +77,47 @@ static double scale_of(const struct replay *replay)
     return ratio(replay->slots, replay->slots_wanted);
 }
 
+/* Bytes that kvt says it moved by one path, all nodes together: those of
+ * requests to the engine that ended well, also in transfers that did not. */
+static uint64_t bytes_by(const struct replay *replay, bool local)
+{
+    uint64_t bytes = 0;
+
+    for (uint64_t i = 0; i < replay->node_count && replay->nodes != NULL; i++) {
+        bytes += local ? replay->nodes[i].bytes_local
+                       : replay->nodes[i].bytes_nixl;
+    }
+    return bytes;
+}
+
+/* Both sides have to let it happen. */
+static bool may_shortcut(const struct replay *replay)
+{
+    return !replay->options.no_same_host &&
+           (replay->options.connect == NULL || replay->offer.no_same_host == 0);
+}
+
+static void print_run(const struct replay *replay)
+{
+    const struct replay_options *options = &replay->options;
+    bool remote = options->connect != NULL;
+    char count[GROUPED_TEXT];
+
+    fprintf(stderr, "run         %s requests, %llu holder%s",
+            group(replay->trace_requests, count),
+            (unsigned long long)options->holders,
+            options->holders > 1 ? "s" : "");
+    if (remote) {
+        fprintf(stderr, " at %s (engine %s)", replay->link.other,
+                replay->offer.engine);
+    }
+    fprintf(stderr, " %s %llu fetcher%s%s, engine %s, seed %llu\n",
+            options->pull ? "read by" : "write to",
+            (unsigned long long)options->fetchers,
+            options->fetchers > 1 ? "s" : "", remote ? " here" : "",
+            options->engine, (unsigned long long)options->seed);
+}
+
 void report_shape(const struct replay *replay)
 {
     const struct replay_options *options = &replay->options;
@@ -86,15 +127,7 @@ void report_shape(const struct replay *replay)
     char count[GROUPED_TEXT];
     char wanted[GROUPED_TEXT];
 
-    fprintf(
-        stderr,
-        "run         %s requests, %llu holder%s %s %llu fetcher%s, "
-        "engine %s, seed %llu\n",
-        group(replay->trace_requests, count),
-        (unsigned long long)options->holders, options->holders > 1 ? "s" : "",
-        options->pull ? "read by" : "write to",
-        (unsigned long long)options->fetchers, options->fetchers > 1 ? "s" : "",
-        options->engine, (unsigned long long)options->seed);
+    print_run(replay);
     fprintf(stderr, "hash block  %s",
             cli_format_size(geometry_slot_bytes(geometry), size));
     if (options->model != NULL) {
@@ -131,7 +164,9 @@ static void print_counts(const struct replay *replay)
     char size[CLI_SIZE_TEXT];
 
     printf("requests               %12s   %s\n", group(totals->settled, a),
-           replay->interrupted ? "interrupted" : "");
+           replay->interrupted      ? "interrupted"
+           : replay->cut[0] != '\0' ? "then the other side was gone"
+                                    : "");
     printf("blocks                 %12s   %s hits, %s shared, %s moved, %s "
            "failed\n",
            group(totals->blocks, d), group(counts->hits, a),
@@ -142,8 +177,10 @@ static void print_counts(const struct replay *replay)
                group(totals->refetched, a));
     }
     printf("bytes                  %12s   %s by the local path, ",
-           group(totals->bytes, a), cli_format_size(totals->bytes_local, size));
-    printf("%s by NIXL\n", cli_format_size(totals->bytes_nixl, size));
+           group(totals->bytes, a),
+           cli_format_size(bytes_by(replay, true), size));
+    printf("%s by NIXL%s\n", cli_format_size(bytes_by(replay, false), size),
+           may_shortcut(replay) ? "" : " (same-host shortcut off)");
     printf("hit ratio              %11.1f%%\n",
            100 * ratio(counts->hits + counts->shared, totals->blocks));
     printf("merged copies          %12s   of %s kvt blocks\n",
@@ -291,6 +328,11 @@ static void set_shape(json_t *object, const struct replay *replay)
     if (options->model != NULL) {
         set_text(object, "model", options->model);
     }
+    set_flag(object, "same_host_shortcut", may_shortcut(replay));
+    if (options->connect != NULL) {
+        set_text(object, "holders_at", replay->link.other);
+        set_text(object, "holders_engine", replay->offer.engine);
+    }
     set_text(object, "direction", options->pull ? "read" : "write");
     set_number(object, "fetchers", options->fetchers);
     set_number(object, "inflight", options->inflight);
@@ -317,8 +359,8 @@ static void set_blocks(json_t *object, const struct replay *replay)
     set_number(object, "blocks_failed", counts->failed);
     set_number(object, "blocks_refetched", totals->refetched);
     set_number(object, "bytes", totals->bytes);
-    set_number(paths, "local", totals->bytes_local);
-    set_number(paths, "nixl", totals->bytes_nixl);
+    set_number(paths, "local", bytes_by(replay, true));
+    set_number(paths, "nixl", bytes_by(replay, false));
     (void)json_object_set_new(object, "bytes_by_path", paths);
     set_real(object, "hit_ratio",
              ratio(counts->hits + counts->shared, totals->blocks));
@@ -358,8 +400,9 @@ void report_json(struct replay *replay)
     set_number(object, "wrong_at_end", totals->wrong_at_end);
     set_flag(object, "accounted", report_accounted(replay));
     set_flag(object, "interrupted", replay->interrupted);
-    if (replay->failure[0] != '\0') {
-        set_text(object, "error", replay->failure);
+    if (replay->failure[0] != '\0' || replay->cut[0] != '\0') {
+        set_text(object, "error",
+                 replay->failure[0] != '\0' ? replay->failure : replay->cut);
     }
     set_shape(object, replay);
     (void)json_object_set_new(object, "holders", list_holders(replay));

@@ -187,7 +187,8 @@ enum kvt_open_flag {
     /* nixl only: peers on the same host go through NIXL too. */
     KVT_OPEN_NO_SAME_HOST = 1u << 0,
     /* nixl only: metadata without kvt's trailer is first loaded in a probe
-     * process. */
+     * process, the program kvt-probe; without it kvt_open() fails
+     * (EUNSUPPORTED). What crashes NIXL is then KVT_EMETADATA. */
     KVT_OPEN_PROBE_METADATA = 1u << 1,
     /* Let any process of this user write here under Yama's ptrace scope 1
      * (prctl PR_SET_PTRACER_ANY). Off by default: it is process-wide. */
@@ -214,15 +215,23 @@ struct kvt_options {
     uint32_t size;
     uint32_t flags; /* enum kvt_open_flag */
 
-    /* "local", "nixl" (not in this build yet: kvt_engine_info() lists what
-     * is), "auto" (default: nixl if it loads, else local), or
+    /* "local", "nixl" (host memory of peers on this host by the local engine,
+     * unless KVT_OPEN_NO_SAME_HOST is set or KVT_SAME_HOST in the environment
+     * is 0, no, off or false; 1, yes, on, true and "" leave it on, anything
+     * else is EINVAL), "auto" (default: nixl if it loads, else local, but
+     * never local when nixl_library or KVT_NIXL_LIBRARY names NIXL's library
+     * or an option is wrong: nixl's error is the answer then), or
      * "fault:ENGINE?RULES" (see kvt_fault()). KVT_ENGINE in the environment
      * is used when this is NULL. */
     const char *engine;
     const char *agent_name; /* default: "kvt-" and 32 random hex digits */
 
-    uint32_t workers; /* copy threads of local, num_threads of UCX; 4 */
-    uint32_t device;  /* the GPU selected where the engine is created */
+    uint32_t workers; /* copy threads of local (no more than processors, but
+                       * two), threads of those of NIXL's backends that have
+                       * use for some (not UCX); 4 */
+    uint32_t device;  /* nixl: the GPU whose CUDA context it gets. 0: that of
+                       * the thread that calls kvt_open(), if it has one;
+                       * GPU 0 by name is the engine "nixl:gpu=0" */
 
     /* nixl only: backends by name (default UCX), their parameters, and an
      * explicit libnixl_capi.so. Engines without backends ignore them. */
@@ -248,7 +257,10 @@ struct kvt_options {
     uint64_t call_timeout_ns; /* default of calls that wait; 60 s */
 
     /* Called on kvt's threads with one line, no newline. It must not call
-     * kvt. NULL: nothing is logged. */
+     * kvt. KVT_LOG in the environment (error, warning, info or debug; off and
+     * "" are nothing, anything else is EINVAL) has lines that are at least as
+     * serious written to stderr, too, with and without a hook. Nothing else of
+     * kvt's own is ever printed, but for an invariant that is broken. */
     void (*log)(void *ctx, int level, const char *text);
     void *log_ctx;
 };
@@ -256,9 +268,9 @@ struct kvt_options {
 /*
  * Opens a transport. NULL options take every default.
  * Waits: for the engine to start. Owns: the caller owns *ret, until
- * kvt_free(). Errors: EINVAL (an option), EUNSUPPORTED (no such engine, or
- * none could start: the text says which were tried and why each could not),
- * ENOMEM, ESYSTEM (threads, descriptors).
+ * kvt_free(). Errors: EINVAL (an option, KVT_SAME_HOST, KVT_LOG),
+ * EUNSUPPORTED (no such engine, or none could start: the text says which were
+ * tried and why each could not), ENOMEM, ESYSTEM (threads, descriptors).
  */
 KVT_API int kvt_open(const struct kvt_options *options, kvt_transport **ret,
                      struct kvt_error *err);
@@ -273,6 +285,9 @@ KVT_API int kvt_open(const struct kvt_options *options, kvt_transport **ret,
  * Errors: EBUSY: err says how many transfers are not quiescent; their memory,
  * and that of peers that write here and do not move, must stay mapped for the
  * life of the process. The transport is closed all the same.
+ * OK speaks of our own transfers and of peers that can be shut out. A peer that
+ * writes here through NIXL cannot be, and its bytes were seen to land after a
+ * close over CMA: keep memory mapped and unused until it is quiescent.
  */
 KVT_API int kvt_close(kvt_transport *t, uint64_t timeout_ns,
                       struct kvt_error *err);
@@ -490,9 +505,10 @@ KVT_API int kvt_warm_up(kvt_transport *t, kvt_peer peer,
  * blocks. Each run must lie inside registered memory of its kind and device
  * (for a peer: inside its metadata's regions). The same name again replaces
  * the old layout; transfers that use the old one go on with it. Does not wait.
- * Errors: EINVAL (a run's shape; the text names its position), ERANGE
- * (outside), ENOENT (peer), EDISCONNECTED (peer not loaded), EAGAIN
- * (layouts_max, runs_max), ECLOSED.
+ * Errors: EINVAL (a run's shape; the text names its position), EUNSUPPORTED (a
+ * kind that the engine does not move; several blocks in a run, where the fault
+ * engine forbids it), ERANGE (outside), ENOENT (peer), EDISCONNECTED (peer not
+ * loaded), EAGAIN (layouts_max, runs_max), ECLOSED.
  */
 KVT_API int kvt_prepare(kvt_transport *t, kvt_peer side, const char *name,
                         const struct kvt_run *runs, size_t count,
@@ -663,8 +679,9 @@ enum kvt_cancel_mode {
  * were not drained are forgotten. Unknown ids are skipped. Does not wait, in
  * either mode. Returns the number of ids written to ret_moving (mode wait;
  * room for `count`, may alias `ids`; NULL if not wanted), which may be 0. A
- * lost id that was drained is returned too, and never surfaces again: only
- * kvt_status() tells when it is proven. A notification that the engine holds
+ * lost id that was drained is returned too, and so are moving ones that were
+ * released, or cancelled before in mode immediate; these never surface: only
+ * kvt_status() tells when they are quiescent. A notification that the engine holds
  * already may still arrive.
  * Errors: EINVAL (mode).
  */

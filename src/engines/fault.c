@@ -88,6 +88,13 @@ static void pass_wake(void *ctx)
     fault->env->wake(fault->env->ctx);
 }
 
+static void pass_light(void *ctx)
+{
+    struct kvti_fault *fault = ctx;
+
+    fault->env->light(fault->env->ctx);
+}
+
 static void set_inner_env(struct kvti_fault *fault)
 {
     struct kvti_env *env = &fault->inner_env;
@@ -102,6 +109,7 @@ static void set_inner_env(struct kvti_fault *fault)
     env->unwatch = pass_unwatch;
     env->heartbeat = pass_heartbeat;
     env->wake = pass_wake;
+    env->light = pass_light;
 }
 
 /* ------------------------------------------------------------------- open */
@@ -228,9 +236,13 @@ static int apply_traits(const struct kvti_fault_rules *rules,
     }
     traits->chunk_copies = (uint32_t)copies;
     traits->window = (uint32_t)window;
+    if (rules->window != 0 && rules->window < traits->light) {
+        traits->light = rules->window;
+    }
     if (rules->no_notify) {
         traits->caps &= ~(uint32_t)KVTI_CAP_NOTIFY;
     }
+    traits->no_strided = rules->no_strided;
     return KVT_OK;
 }
 
@@ -398,6 +410,24 @@ static uint64_t turn(void *self, uint64_t now_ns)
     return next_ns;
 }
 
+static void work(void *self, bool here)
+{
+    struct kvti_fault *fault = self;
+
+    if (fault->inner->work != NULL) {
+        fault->inner->work(fault->inner_self, here);
+    }
+}
+
+static void leave(void *self)
+{
+    struct kvti_fault *fault = self;
+
+    if (fault->inner->leave != NULL) {
+        fault->inner->leave(fault->inner_self);
+    }
+}
+
 static int layout(void *self, void *conn, const char *name,
                   struct kvt_error *err)
 {
@@ -457,6 +487,8 @@ const struct kvti_engine_ops kvti_engine_fault = {
     .close = close_fault,
     .job = kvti_fault_job,
     .post = kvti_fault_post,
+    .work = work,
+    .leave = leave,
     .turn = turn,
     .layout = layout,
     .notes_wanted = notes_wanted,

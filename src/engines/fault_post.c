@@ -336,6 +336,9 @@ static void run_posts(struct kvti_fault *fault)
         kvti_fault_unlock(fault);
         fault->inner->post(fault->inner_self, chunk);
         if (wait) {
+            if (fault->inner->work != NULL) {
+                fault->inner->work(fault->inner_self, false);
+            }
             wait_inline(fault);
         }
         kvti_fault_lock(fault);

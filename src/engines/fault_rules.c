@@ -24,7 +24,8 @@ static const char *const job_keys[KVTI_FAULT_JOB_KINDS] = {
 };
 
 #define OTHER_KEYS                                                             \
-    "delay layout_fail close_hang no_notify chunk_copies chunk_bytes window"
+    "delay layout_fail close_hang no_{notify,strided} chunk_{copies,bytes} "   \
+    "window"
 
 /* One KEY[=VALUE], cut apart. */
 struct token {
@@ -59,7 +60,7 @@ static int fail_unknown(const char *key, struct kvt_error *err)
         used += strlen(known + used);
     }
     return kvti_fail(err, KVT_EINVAL,
-                     "\"%.20s\" is none of: %s%s JOB_{fail,hang,delay}.", key,
+                     "\"%.14s\" is none of: %s%s JOB_{fail,hang,delay}.", key,
                      known, OTHER_KEYS);
 }
 
@@ -248,8 +249,10 @@ static int parse_trait(const struct token *token, bool opening,
     bool copies = strcmp(key, "chunk_copies") == 0;
     bool bytes = strcmp(key, "chunk_bytes") == 0;
     bool window = strcmp(key, "window") == 0;
+    bool strided = strcmp(key, "no_strided") == 0;
 
-    if (!copies && !bytes && !window && strcmp(key, "no_notify") != 0) {
+    if (!copies && !bytes && !window && !strided &&
+        strcmp(key, "no_notify") != 0) {
         return KVT_ENOENT;
     }
     if (!opening) {
@@ -268,7 +271,8 @@ static int parse_trait(const struct token *token, bool opening,
     if (window) {
         return parse_number32(token, UINT32_MAX, &rules->window, err);
     }
-    return parse_flag(token, &rules->no_notify, err);
+    return parse_flag(token, strided ? &rules->no_strided : &rules->no_notify,
+                      err);
 }
 
 /* JOB_fail, JOB_hang, JOB_delay; KVT_ENOENT as above. */

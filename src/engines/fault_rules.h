@@ -61,6 +61,7 @@ struct kvti_fault_rules {
 
     /* Of the whole life of the engine; refused after open. 0: the inner's. */
     bool no_notify;
+    bool no_strided;
     uint32_t chunk_copies;
     uint64_t chunk_bytes;
     uint32_t window;

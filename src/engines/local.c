@@ -4,8 +4,9 @@
  * thread.
  *
  * Jobs that cannot block are done on the spot. LOAD, CONNECT and UNLOAD go by
- * way of the helper (local_peer.c), chunks by way of the workers
- * (local_copy.c), and MEM_DROP waits in turn() for the writers to be out
+ * way of the helper (local_peer.c), heavy chunks by way of the workers
+ * (local_copy.c), light ones wait for the core's call of work()
+ * (local_light.c), and MEM_DROP waits in turn() for the writers to be out
  * (local_mem.c). What waits for time wakes the core, so that its next sleep
  * asks turn() again.
  */
@@ -22,7 +23,7 @@ static int start_worker(struct kvti_local *engine)
     int code;
 
     pthread_mutex_lock(&engine->mu);
-    enough = engine->chunk_count < engine->idle;
+    enough = engine->heavy.count < engine->idle;
     pthread_mutex_unlock(&engine->mu);
     if (enough || engine->worker_count == engine->worker_max) {
         return 0;
@@ -36,9 +37,8 @@ static int start_worker(struct kvti_local *engine)
     return engine->worker_count > 0 ? 0 : code;
 }
 
-static void local_post(void *self, struct kvti_chunk *chunk)
+void kvti_local_to_worker(struct kvti_local *engine, struct kvti_chunk *chunk)
 {
-    struct kvti_local *engine = self;
     const struct kvti_env *env = engine->env;
     struct kvti_local_conn *conn = chunk->conn;
     int code = start_worker(engine);
@@ -51,19 +51,39 @@ static void local_post(void *self, struct kvti_chunk *chunk)
                            "limit of processes",
                            code);
         env->report_chunk(env->ctx, chunk, &outcome);
+        kvti_local_conn_release(conn, 1);
         return;
     }
     pthread_mutex_lock(&engine->mu);
-    kvti_assert(!conn->closing);
-    conn->active++;
-    kvti_list_append(&engine->chunks, &chunk->node);
-    engine->chunk_count++;
+    kvti_local_put_locked(&engine->heavy, chunk);
     pthread_cond_signal(&engine->work);
     pthread_mutex_unlock(&engine->mu);
 }
 
-/* Chunks of a connection that no worker has begun. The core counts them as
- * lost, or it would not unload; now they are proven. */
+static void local_post(void *self, struct kvti_chunk *chunk)
+{
+    struct kvti_local *engine = self;
+    struct kvti_local_conn *conn = chunk->conn;
+    bool light;
+
+    chunk->path = KVTI_PATH_LOCAL;
+    pthread_mutex_lock(&engine->mu);
+    kvti_assert(!conn->closing);
+    conn->active++;
+    light = kvti_local_is_light_locked(engine, chunk);
+    if (light) {
+        kvti_local_put_locked(&engine->light, chunk);
+    }
+    pthread_mutex_unlock(&engine->mu);
+    if (light) {
+        engine->env->light(engine->env->ctx);
+    } else {
+        kvti_local_to_worker(engine, chunk);
+    }
+}
+
+/* Chunks of a connection that nobody has begun. The core counts them as lost,
+ * or it would not unload; now they are proven. */
 static void drop_chunks(struct kvti_local_conn *conn)
 {
     struct kvti_local *engine = conn->engine;
@@ -73,17 +93,8 @@ static void drop_chunks(struct kvti_local_conn *conn)
 
     kvti_list_init(&dropped);
     pthread_mutex_lock(&engine->mu);
-    kvti_list_each(each, &engine->chunks) {
-        struct kvti_chunk *chunk = kvti_container(each, struct kvti_chunk,
-                                                  node);
-
-        if (chunk->conn == conn) {
-            kvti_list_remove(&chunk->node);
-            kvti_list_append(&dropped, &chunk->node);
-            engine->chunk_count--;
-            conn->active--;
-        }
-    }
+    conn->active -= kvti_local_take_all_locked(&engine->heavy, conn, &dropped);
+    conn->active -= kvti_local_take_all_locked(&engine->light, conn, &dropped);
     pthread_mutex_unlock(&engine->mu);
     while ((node = kvti_list_take(&dropped)) != NULL) {
         struct kvti_outcome outcome;
@@ -153,13 +164,13 @@ static void start_unload(struct kvti_local *engine, struct kvti_job *job)
     kvti_list_append(&engine->unloading, &conn->node);
 }
 
-void kvti_local_conn_release(struct kvti_local_conn *conn)
+void kvti_local_conn_release(struct kvti_local_conn *conn, uint32_t count)
 {
     struct kvti_local *engine = conn->engine;
     bool last;
 
     pthread_mutex_lock(&engine->mu);
-    conn->active--;
+    conn->active -= count;
     last = conn->active == 0 && conn->closing;
     pthread_mutex_unlock(&engine->mu);
     if (last && kvti_local_report_begin(engine)) {
@@ -229,10 +240,10 @@ static void turn_done(struct kvti_local *engine)
 
             kvti_fail(&err, KVT_EDISCONNECTED, "the peer was unloaded");
             env->report_job(env->ctx, job, KVT_EDISCONNECTED, &err);
-            kvti_local_conn_release(conn);
+            kvti_local_conn_release(conn, 1);
         } else {
             kvti_local_out_add(conn, job);
-            kvti_local_conn_release(conn);
+            kvti_local_conn_release(conn, 1);
         }
     }
 }
@@ -318,6 +329,8 @@ const struct kvti_engine_ops kvti_engine_local = {
     .close = kvti_local_close,
     .job = local_job,
     .post = local_post,
+    .work = kvti_local_work,
+    .leave = kvti_local_leave,
     .turn = local_turn,
     .notes_wanted = kvti_local_notes_wanted,
     /* No after_fork: fork() may have cut any list of ours in half, and what

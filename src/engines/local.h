@@ -145,6 +145,7 @@ struct kvti_local_target {
     int32_t gate_fd;             /* [const] */
     struct kvti_gate_page *gate; /* [const] */
     uint32_t gate_slot;          /* [const] */
+    _Atomic uint64_t seen_ns;    /* when kvti_ident_check() was last good */
     uint32_t refs;               /* [helper] */
 };
 
@@ -176,8 +177,10 @@ int kvti_ident_denied(int32_t pid, uint32_t uid, struct kvt_error *err);
 struct kvti_local_map {
     unsigned char *base; /* NULL: not mapped */
     size_t length;
-    uint64_t skip; /* from base to the region's first byte */
-    bool sealed;   /* memcpy cannot fault */
+    uint64_t skip;             /* from base to the region's first byte */
+    bool sealed;               /* memcpy cannot fault */
+    _Atomic uint64_t *touched; /* bits: extents whose pages are there; NULL: not
+                                * kept */
 };
 
 /* What is queued for the peer's notification socket, and the socket. */
@@ -229,7 +232,15 @@ struct kvti_local_in {
 struct kvti_local_worker {
     struct kvti_local *engine; /* [const] */
     pthread_t thread;          /* [control] */
+    atomic_int cpu;            /* where it copies; -1: it does not */
     struct kvti_heartbeat heartbeat;
+};
+
+/* Chunks that nobody has begun: first in, first out. */
+struct kvti_local_queue {
+    struct kvti_list chunks;
+    uint32_t count;
+    uint64_t bytes;
 };
 
 #define KVTI_TARGET_BUCKETS 256u
@@ -243,25 +254,27 @@ struct kvti_local {
 
     pthread_rwlock_t mem_lock;
     struct kvti_regions mems; /* [mem_lock] ours */
+    int maps_fd;              /* [const] kvti_local_maps_open() */
 
     pthread_mutex_t mu;
-    pthread_cond_t work;     /* [mu] something for the workers */
-    pthread_cond_t errand;   /* [mu] something for the helper */
-    pthread_cond_t quiet;    /* [mu] a thread ended or a report is out */
-    struct kvti_list chunks; /* [mu] FIFO */
-    uint32_t chunk_count;    /* [mu] */
-    uint32_t idle;           /* [mu] workers that wait */
-    struct kvti_list jobs;   /* [mu] LOAD, CONNECT, UNLOAD for the helper */
-    struct kvti_list reap;   /* [mu] connections nobody waits for */
-    struct kvti_list done;   /* [mu] jobs for turn() to go on with */
-    uint32_t living;         /* [mu] threads that have not ended */
-    uint32_t reporting;      /* [mu] threads inside a report */
-    bool stop;               /* [mu] end; report nothing any more */
+    pthread_cond_t work;           /* [mu] something for the workers */
+    pthread_cond_t errand;         /* [mu] something for the helper */
+    pthread_cond_t quiet;          /* [mu] a thread ended or a report is out */
+    struct kvti_local_queue heavy; /* [mu] for the workers */
+    struct kvti_local_queue light; /* [mu] for kvti_local_work() */
+    uint32_t idle;                 /* [mu] workers that wait */
+    struct kvti_list jobs; /* [mu] LOAD, CONNECT, UNLOAD for the helper */
+    struct kvti_list reap; /* [mu] connections nobody waits for */
+    struct kvti_list done; /* [mu] jobs for turn() to go on with */
+    uint32_t living;       /* [mu] threads that have not ended */
+    uint32_t reporting;    /* [mu] threads inside a report */
+    bool stop;             /* [mu] end; report nothing any more */
 
     uint32_t worker_max;               /* [const] */
     uint32_t worker_count;             /* [control] started */
     struct kvti_local_worker *workers; /* [const] worker_max of them */
     struct kvti_local_worker helper;   /* [control] */
+    struct kvti_heartbeat quick;       /* of the thread in kvti_local_work() */
     bool helper_started;               /* [control] */
     struct kvti_list procs;            /* [helper] */
     struct kvti_list targets[KVTI_TARGET_BUCKETS]; /* [helper] by nonce */
@@ -318,6 +331,18 @@ int kvti_local_mem_add(struct kvti_local *engine, struct kvti_job *job,
 void kvti_local_mem_drop(struct kvti_local *engine, struct kvti_job *job);
 uint64_t kvti_local_mem_turn(struct kvti_local *engine, uint64_t now_ns);
 
+/* A mapping of ours that may be written. */
+struct kvti_writable {
+    uint64_t lo;
+    uint64_t hi;
+};
+
+/* What kvti_local_find_writable() asks: a descriptor, or -1 before Linux
+ * 6.11. */
+int kvti_local_maps_open(void);
+/* Any thread. False: not known, or read-only. */
+bool kvti_local_find_writable(int fd, uint64_t addr, struct kvti_writable *ret);
+
 /* local_open.c: a report may be made between begin and end only; false: we are
  * closed, and whoever would hear it is gone. */
 bool kvti_local_report_begin(struct kvti_local *engine);
@@ -333,7 +358,6 @@ struct kvti_local_conn *kvti_local_conn_new(struct kvti_local *engine,
                                             void *link);
 /* Helper, or when it has ended. */
 void kvti_local_conn_free(struct kvti_local_conn *conn);
-/* After fork: the memory only. */
 /* Control thread: a loaded connection becomes the core's. */
 void kvti_local_conn_publish(struct kvti_local_conn *conn,
                              struct kvti_job *job);
@@ -344,12 +368,43 @@ void kvti_local_map_open(const struct kvti_local_proc *proc,
                          const struct kvti_mem *mem,
                          struct kvti_local_map *ret);
 void kvti_local_map_close(struct kvti_local_map *map);
+/* Before `length` bytes at base + skip, above 0, are used: makes their pages
+ * and those around them appear, once. Workers. */
+void kvti_local_map_touch(struct kvti_local_map *map, uint64_t skip,
+                          uint64_t length);
 
-/* One less of `active`. The connection may be gone afterwards. */
-void kvti_local_conn_release(struct kvti_local_conn *conn);
+/* local_stream.c: memcpy for pieces that nobody is about to read; complete
+ * only after stream_end() of the same thread. */
+#define KVTI_STREAM_MIN 4096u /* shorter ones are plain memcpy */
+void kvti_local_stream(void *to, const void *from, size_t length);
+void kvti_local_stream_end(void);
+
+/* `count` less of `active`. The connection may be gone afterwards. */
+void kvti_local_conn_release(struct kvti_local_conn *conn, uint32_t count);
+
+/* local.c; control thread. The chunk's connection counts it already. */
+void kvti_local_to_worker(struct kvti_local *engine, struct kvti_chunk *chunk);
+
+/* local_light.c */
+void kvti_local_put_locked(struct kvti_local_queue *queue,
+                           struct kvti_chunk *chunk);
+/* The next chunk, or NULL. */
+struct kvti_chunk *kvti_local_take_locked(struct kvti_local_queue *queue);
+/* Appends those of a connection to `ret`, and counts them. */
+uint32_t kvti_local_take_all_locked(struct kvti_local_queue *queue,
+                                    const struct kvti_local_conn *conn,
+                                    struct kvti_list *ret);
+/* Whether the calling thread of kvti_local_work() should copy a chunk. */
+bool kvti_local_is_light_locked(const struct kvti_local *engine,
+                                const struct kvti_chunk *chunk);
+void kvti_local_work(void *self, bool here); /* the table's `work` */
+void kvti_local_leave(void *self);           /* and its `leave` */
 
 /* local_copy.c */
 void *kvti_local_worker(void *arg); /* thread; arg is a worker */
+/* Copies one chunk, with everything that has to be looked at. */
+void kvti_local_run(struct kvti_local_conn *conn,
+                    const struct kvti_chunk *chunk, struct kvti_outcome *ret);
 /* Moves the chunk's bytes, inside the gate. */
 void kvti_local_move(struct kvti_local_conn *conn,
                      const struct kvti_chunk *chunk, struct kvti_outcome *ret);

@@ -14,10 +14,16 @@
  */
 #include "local.h"
 
+#include "../cpu.h"
+
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+
+/* No longer than the scheduler may keep a thread off between two of its own
+ * system calls. */
+#define FRESH_NS UINT64_C(20000)
 
 void kvti_local_verdict(struct kvti_outcome *ret, uint32_t state, int code,
                         int os_errno, const char *format, ...)
@@ -74,24 +80,31 @@ static bool is_stale(const struct kvti_local_conn *conn,
     return false;
 }
 
+/* One look-up for all pieces in a row that lie in one span. */
 static bool check_spans(struct kvti_local_conn *conn,
                         const struct kvti_chunk *chunk,
                         const struct kvti_copy **ret_bad, bool *ret_stale)
 {
-    bool good = true;
+    const struct kvti_span none = {.lo = UINT64_MAX, .hi = UINT64_MAX};
+    const struct kvti_span *span = &none;
 
-    for (uint32_t i = 0; good && i < chunk->count; i++) {
+    for (uint32_t i = 0; i < chunk->count; i++) {
         const struct kvti_copy *copy = &chunk->copies[i];
 
-        if (copy->length != 0 &&
-            !kvti_regions_cover(&conn->regions, copy->peer, copy->length,
-                                KVT_DRAM, 0)) {
+        if (copy->length == 0 ||
+            (copy->peer >= span->lo && copy->peer < span->hi &&
+             copy->length <= span->hi - copy->peer)) {
+            continue;
+        }
+        span = kvti_regions_span(&conn->regions, copy->peer, copy->length,
+                                 KVT_DRAM, 0);
+        if (span == NULL) {
             *ret_bad = copy;
             *ret_stale = is_stale(conn, copy);
-            good = false;
+            return false;
         }
     }
-    return good;
+    return true;
 }
 
 static bool check_chunk(struct kvti_local_conn *conn,
@@ -142,8 +155,32 @@ static void refuse(struct kvti_outcome *ret, const struct kvt_error *err)
     kvti_local_verdict(ret, state, err->code, err->os_errno, "%s", err->text);
 }
 
-static void run_chunk(struct kvti_local_conn *conn,
-                      const struct kvti_chunk *chunk, struct kvti_outcome *ret)
+/* Two good looks at who the target is prove all that lies between them, since
+ * an address space that is gone does not come back. The one before a copy only
+ * keeps us out of a process that has just taken over the pid: one that was good
+ * a moment ago, of the chunk before, is as good as a new one that the copy
+ * follows a moment later. */
+static int look_before(struct kvti_local_target *target, struct kvt_error *err)
+{
+    uint64_t seen_ns = atomic_load(&target->seen_ns);
+
+    if (kvti_now_ns() - seen_ns < FRESH_NS) {
+        return KVT_OK;
+    }
+    return kvti_ident_check(target, err);
+}
+
+static int look_after(struct kvti_local_target *target, struct kvt_error *err)
+{
+    uint64_t begin_ns = kvti_now_ns();
+    int code = kvti_ident_check(target, err);
+
+    atomic_store(&target->seen_ns, code == KVT_OK ? begin_ns : 0);
+    return code;
+}
+
+void kvti_local_run(struct kvti_local_conn *conn,
+                    const struct kvti_chunk *chunk, struct kvti_outcome *ret)
 {
     struct kvti_local_target *target = conn->target;
     struct kvt_error err = {.code = KVT_OK};
@@ -155,18 +192,43 @@ static void run_chunk(struct kvti_local_conn *conn,
                            target->proc->pid);
         return;
     }
-    if (kvti_ident_check(target, &err) != KVT_OK) {
+    if (look_before(target, &err) != KVT_OK) {
         refuse(ret, &err);
     } else if (check_chunk(conn, chunk, epoch, ret)) {
         kvti_local_verdict(ret, KVT_DONE, KVT_OK, 0, "%s", "");
         kvti_local_move(conn, chunk, ret);
         /* Whose memory was it? A peer that went away in between explains a
          * fault better than the address does. */
-        if (kvti_ident_check(target, &err) != KVT_OK) {
+        if (look_after(target, &err) != KVT_OK) {
             refuse(ret, &err);
         }
     }
     kvti_gate_leave(target->gate, target->gate_slot, epoch);
+}
+
+/* Two workers that were woken at once may find themselves on one processor, and
+ * would stay there for milliseconds: the later one leaves. */
+static void keep_apart(struct kvti_local_worker *worker)
+{
+    const struct kvti_local *engine = worker->engine;
+    int cpu = kvti_cpu_now();
+    bool shared = false;
+    cpu_set_t busy;
+
+    atomic_store(&worker->cpu, cpu);
+    CPU_ZERO(&busy);
+    for (const struct kvti_local_worker *other = engine->workers;
+         other != worker; other++) {
+        int taken = atomic_load(&other->cpu);
+
+        if (taken >= 0) {
+            CPU_SET((size_t)taken, &busy);
+            shared = shared || taken == cpu;
+        }
+    }
+    if (shared && kvti_cpu_leave(&busy)) {
+        atomic_store(&worker->cpu, kvti_cpu_now());
+    }
 }
 
 void *kvti_local_worker(void *arg)
@@ -177,33 +239,37 @@ void *kvti_local_worker(void *arg)
     const struct sched_param none = {0};
 
     /* A batch thread never takes the core from one that was just woken: the
-     * scheduler's thread and ours go first. Without the right to, no harm. */
-    (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &none);
+     * scheduler's thread and ours go first. Who runs the host program at a
+     * policy of its own knows why. */
+    if (sched_getscheduler(0) == SCHED_OTHER) {
+        (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &none);
+    }
     pthread_mutex_lock(&engine->mu);
     while (!engine->stop) {
-        struct kvti_list *node = kvti_list_take(&engine->chunks);
-        struct kvti_chunk *chunk;
+        struct kvti_chunk *chunk = kvti_local_take_locked(&engine->heavy);
         struct kvti_local_conn *conn;
         struct kvti_outcome outcome;
 
-        if (node == NULL) {
+        if (chunk == NULL) {
+            atomic_store(&worker->cpu, -1);
             engine->idle++;
             pthread_cond_wait(&engine->work, &engine->mu);
             engine->idle--;
             continue;
         }
-        engine->chunk_count--;
         pthread_mutex_unlock(&engine->mu);
-        chunk = kvti_container(node, struct kvti_chunk, node);
+        if (atomic_load(&worker->cpu) < 0) {
+            keep_apart(worker);
+        }
         conn = chunk->conn;
         atomic_store(&worker->heartbeat.busy_since_ns, kvti_now_ns());
-        run_chunk(conn, chunk, &outcome);
+        kvti_local_run(conn, chunk, &outcome);
         atomic_store(&worker->heartbeat.busy_since_ns, 0);
         if (kvti_local_report_begin(engine)) {
             env->report_chunk(env->ctx, chunk, &outcome);
             kvti_local_report_end(engine);
         }
-        kvti_local_conn_release(conn);
+        kvti_local_conn_release(conn, 1);
         pthread_mutex_lock(&engine->mu);
     }
     kvti_local_thread_end_locked(engine);

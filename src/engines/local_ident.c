@@ -4,11 +4,13 @@
  *
  * No single mark is enough. The boot id is shared by clones of a snapshot; a
  * pid is reused; pid, start time and pidfd survive an exec; a forked child
- * has its parent's memory. Together they are: the pidfd (checked against the
- * start time once) says that the process lives, and the nonce, read out of its
- * memory, that the memory is still that of the transport. Its page is wiped on
- * fork and gone after exec and close. An address space that is gone does not
- * come back, so two good reads bracket what was written between them.
+ * has its parent's memory. The nonce, read out of the process' memory, says that
+ * this memory is still that of the transport, and so that the process lives:
+ * nobody else has those bytes, and their page is wiped on fork and gone after
+ * exec and close. An address space that is gone does not come back, so two good
+ * reads bracket what was written between them. A bad one is explained by the
+ * pidfd, which was checked against the start time once: it tells a process that
+ * is gone from one that took its pid.
  */
 #include "local.h"
 
@@ -226,7 +228,8 @@ int kvti_ident_denied(int32_t pid, uint32_t uid, struct kvt_error *err)
                          "CAP_SYS_PTRACE",
                          (int)pid, uid, (uint32_t)geteuid());
     }
-    (void)snprintf(path, sizeof(path), "/proc/%d", (int)pid);
+    /* Not the directory, which is always the user's. */
+    (void)snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
     seen = stat(path, &st) == 0;
     if (!seen) {
         return kvti_fail(err, KVT_EPERM,
@@ -257,8 +260,12 @@ int kvti_ident_denied(int32_t pid, uint32_t uid, struct kvt_error *err)
 static int explain_read(const struct kvti_local_target *target, int os_errno,
                         struct kvt_error *err)
 {
-    int pid = target->proc->pid;
+    const struct kvti_local_proc *proc = target->proc;
+    int pid = proc->pid;
 
+    if (proc->pidfd >= 0 && kvti_ident_pidfd_dead(proc->pidfd)) {
+        os_errno = ESRCH;
+    }
     switch (os_errno) {
     case ESRCH:
         return kvti_fail(err, KVT_EDISCONNECTED, "process %d is gone", pid);
@@ -282,18 +289,14 @@ static int explain_read(const struct kvti_local_target *target, int os_errno,
 int kvti_ident_check(const struct kvti_local_target *target,
                      struct kvt_error *err)
 {
-    const struct kvti_local_proc *proc = target->proc;
     struct kvti_nonce_page seen;
     struct iovec here = {.iov_base = &seen, .iov_len = sizeof(seen)};
     struct iovec there = {.iov_base = (void *)(uintptr_t)target->nonce_addr,
                           .iov_len = sizeof(seen)};
     ssize_t got;
 
-    if (proc->pidfd >= 0 && kvti_ident_pidfd_dead(proc->pidfd)) {
-        return explain_read(target, ESRCH, err);
-    }
     do {
-        got = process_vm_readv(proc->pid, &here, 1, &there, 1, 0);
+        got = process_vm_readv(target->proc->pid, &here, 1, &there, 1, 0);
     } while (got < 0 && errno == EINTR);
     if (got != (ssize_t)sizeof(seen)) {
         return explain_read(target, got < 0 ? errno : EFAULT, err);
@@ -306,7 +309,8 @@ int kvti_ident_check(const struct kvti_local_target *target,
     }
     if (atomic_load(&seen.open) == 0) {
         return kvti_fail(err, KVT_EDISCONNECTED,
-                         "the transport in process %d is closed", proc->pid);
+                         "the transport in process %d is closed",
+                         target->proc->pid);
     }
     return KVT_OK;
 }

@@ -16,10 +16,18 @@
 #include <limits.h>
 #include <linux/magic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
+
+/*
+ * Pages are made to appear this many bytes at a time, by reading: 0.14 us a
+ * page of a shared file, which may be written from then on, against 0.78 us for
+ * a fault at each page's first write.
+ */
+#define EXTENT_BYTES (UINT64_C(256) << 10)
 
 static bool is_the_file(const struct stat *st, const struct kvti_mem *mem)
 {
@@ -58,22 +66,38 @@ static int open_file(const struct kvti_local_proc *proc,
     return fd;
 }
 
+/* Every page of the file exists, so that none is made by touching it. */
+static bool is_full(int fd)
+{
+    struct stat st;
+
+    return fstat(fd, &st) == 0 && st.st_blocks >= (st.st_size + 511) / 512;
+}
+
 /* SEEK_HOLE takes a page that was allocated but never written for a hole; the
  * file's blocks count it. */
 static bool is_sealed(int fd, const struct kvti_mem *mem)
 {
     int seals = fcntl(fd, F_GET_SEALS);
-    struct stat st;
     off_t hole;
 
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
         return false;
     }
-    if (fstat(fd, &st) == 0 && st.st_blocks >= (st.st_size + 511) / 512) {
+    if (is_full(fd)) {
         return true;
     }
     hole = lseek(fd, (off_t)mem->fd_offset, SEEK_HOLE);
     return hole >= 0 && (uint64_t)hole >= mem->fd_offset + mem->length;
+}
+
+/* Without memory for the bits the pages come one by one, at their faults. */
+static void init_touched(struct kvti_local_map *map, bool full)
+{
+    size_t extents = map->length / EXTENT_BYTES + 1;
+
+    map->touched = full ? calloc(extents / 64 + 1, sizeof(*map->touched))
+                        : NULL;
 }
 
 void kvti_local_map_open(const struct kvti_local_proc *proc,
@@ -104,6 +128,7 @@ void kvti_local_map_open(const struct kvti_local_proc *proc,
             ret->length = (size_t)(mem->length + skip);
             ret->skip = skip;
             ret->sealed = is_sealed(fd, mem);
+            init_touched(ret, ret->sealed || is_full(fd));
         }
     }
     close(fd);
@@ -114,5 +139,38 @@ void kvti_local_map_close(struct kvti_local_map *map)
     if (map->base != NULL) {
         munmap(map->base, map->length);
         map->base = NULL;
+        free(map->touched);
+    }
+}
+
+/* Two threads may do the same work once; what fails is left to the faults. */
+static void touch_extent(struct kvti_local_map *map, uint64_t extent)
+{
+    uint64_t bit = UINT64_C(1) << (extent % 64);
+    size_t first = (size_t)(extent * EXTENT_BYTES);
+    size_t left = map->length - first;
+
+    if ((atomic_load_explicit(&map->touched[extent / 64],
+                              memory_order_relaxed) &
+         bit) != 0) {
+        return;
+    }
+    (void)madvise(map->base + first, left < EXTENT_BYTES ? left : EXTENT_BYTES,
+                  MADV_POPULATE_READ);
+    atomic_fetch_or_explicit(&map->touched[extent / 64], bit,
+                             memory_order_relaxed);
+}
+
+void kvti_local_map_touch(struct kvti_local_map *map, uint64_t skip,
+                          uint64_t length)
+{
+    uint64_t last;
+
+    if (map->touched == NULL || length == 0) {
+        return;
+    }
+    last = (skip + length - 1) / EXTENT_BYTES;
+    for (uint64_t i = skip / EXTENT_BYTES; i <= last; i++) {
+        touch_extent(map, i);
     }
 }

@@ -10,13 +10,33 @@
  */
 #include "local.h"
 
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+/* The kernel's struct procmap_query, of Linux 6.11; what we do not use is left
+ * at 0. */
+struct map_query {
+    uint64_t size;
+    uint64_t flags;
+    uint64_t addr;
+    uint64_t start; /* out, as what follows */
+    uint64_t end;
+    uint64_t vma_flags;
+    uint64_t rest[7];
+};
+
+_Static_assert(sizeof(struct map_query) == 104, "as the kernel has it");
+
+#define MAP_QUERY _IOWR('f', 17, struct map_query)
+#define MAP_QUERY_WRITABLE 2u /* as a condition, in `flags` */
+
 static int add_mem(struct kvti_local *engine, struct kvti_mem *mem)
 {
     int code = kvti_gate_entry_open(&engine->gate, &mem->gate_slot,
                                     &mem->gate_gen);
 
     if (code == KVT_OK) {
-        mem->cookie = engine;
         kvti_regions_add(&engine->mems, mem);
     }
     return code;
@@ -140,4 +160,30 @@ uint64_t kvti_local_mem_turn(struct kvti_local *engine, uint64_t now_ns)
         }
     }
     return KVTI_NEVER_NS;
+}
+
+int kvti_local_maps_open(void)
+{
+    struct kvti_writable here = {0};
+    uint64_t addr = (uint64_t)(uintptr_t)&here;
+    int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+
+    if (fd >= 0 && !kvti_local_find_writable(fd, addr, &here)) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+bool kvti_local_find_writable(int fd, uint64_t addr, struct kvti_writable *ret)
+{
+    struct map_query query = {
+        .size = sizeof(query), .flags = MAP_QUERY_WRITABLE, .addr = addr};
+
+    if (fd < 0 || ioctl(fd, MAP_QUERY, &query) != 0) {
+        return false;
+    }
+    ret->lo = query.start;
+    ret->hi = query.end;
+    return true;
 }

@@ -138,18 +138,18 @@ static int send_hello(struct kvti_local_conn *conn, int fd)
 
 /* The longest packet: asks for room, takes what an unprivileged process gets
  * (net.core.wmem_max, doubled by the kernel for its bookkeeping). */
-static uint32_t widen(int fd)
+static int widen(int fd, uint32_t *ret)
 {
     int want = 1 << 20;
     int got = 0;
     socklen_t length = sizeof(got);
 
     (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &want, sizeof(want));
-    if (getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &got, &length) != 0 ||
-        got <= SOCKET_OVERHEAD) {
-        return 0;
+    if (getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &got, &length) != 0) {
+        return errno;
     }
-    return (uint32_t)(got - SOCKET_OVERHEAD);
+    *ret = got <= SOCKET_OVERHEAD ? 0 : (uint32_t)(got - SOCKET_OVERHEAD);
+    return 0;
 }
 
 /* 0, EAGAIN (the backlog is full), or why it cannot be. */
@@ -174,7 +174,9 @@ static int connect_out(struct kvti_local_conn *conn)
     } else if (!is_the_process(conn, fd)) {
         code = ECONNREFUSED;
     } else {
-        conn->out.limit = widen(fd);
+        code = widen(fd, &conn->out.limit);
+    }
+    if (code == 0) {
         code = send_hello(conn, fd);
     }
     if (code != 0) {

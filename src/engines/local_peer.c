@@ -93,11 +93,15 @@ static int proc_open(struct kvti_local *engine, const struct kvti_local_id *id,
     } else if (code == -ENOENT && proc->pidfd >= 0 &&
                !kvti_ident_pidfd_dead(proc->pidfd)) {
         code = kvti_ident_denied(id->pid, id->uid, err);
-    } else {
+    } else if (code == -ENOENT || code == -ESRCH) {
         code = kvti_fail(err, KVT_EDISCONNECTED,
                          "process %d is gone: get the metadata of the one "
                          "that took its place",
                          id->pid);
+    } else {
+        code = kvti_fail_errno(err, KVT_ESYSTEM, -code,
+                               "cannot read when process %d was started",
+                               id->pid);
     }
     if (proc->pidfd >= 0) {
         close(proc->pidfd);
@@ -456,7 +460,7 @@ static void run_job(struct kvti_local *engine, struct kvti_job *job)
             hand_over(engine, job);
         } else {
             report(engine, job, code, &err);
-            kvti_local_conn_release(conn);
+            kvti_local_conn_release(conn, 1);
         }
         break;
     default:

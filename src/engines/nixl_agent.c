@@ -9,11 +9,14 @@
  */
 #include "nixl.h"
 
+#include <dlfcn.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define SCRATCH_BYTES 4096u
+/* Between the turns of the thread that an old NIXL gets. */
+#define OLD_PTHR_DELAY_US 1000u
 
 const char *kvti_nixl_status_text(int status)
 {
@@ -43,12 +46,14 @@ static void say(struct kvti_nixl *engine, const char *step, const char *detail)
     atomic_store(&engine->step, step);
 }
 
-/* How each backend calls its threads. */
+/* How each backend calls its threads. UCX gets none that nobody asked for: our
+ * requests stay below what it spreads over them (descs_max), and each would
+ * bring a worker whose connections nobody ends when a peer dies. */
 static const char *worker_key(const char *backend)
 {
     static const char *const keys[][2] = {
-        {"UCX", "num_threads"},       {"OBJ", "num_threads"},
-        {"LIBFABRIC", "num_threads"}, {"GDS_MT", "thread_count"},
+        {"OBJ", "num_threads"},        {"LIBFABRIC", "num_threads"},
+        {"AZURE_BLOB", "num_threads"}, {"GDS_MT", "thread_count"},
         {"UCCL", "num_cpus"},
     };
 
@@ -87,6 +92,139 @@ static int add_params(struct kvti_nixl *engine, const char *backend,
     return status;
 }
 
+static int order(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static void join(struct nixl_string_list *list, size_t count,
+                 const struct nixl_api *api, char *text, size_t size)
+{
+    const char **names = calloc(count + 1, sizeof(*names));
+    size_t known = 0;
+
+    for (size_t i = 0; names != NULL && i < count; i++) {
+        if (api->string_list_get(list, i, &names[known]) == NIXL_OK) {
+            known++;
+        }
+    }
+    if (known > 0) {
+        qsort(names, known, sizeof(*names), order);
+    }
+    for (size_t i = 0; i < known; i++) {
+        size_t used = strlen(text);
+
+        kvti_format(text + used, size - used, "%s%s", i > 0 ? ", " : "",
+                    names[i]);
+    }
+    free(names);
+}
+
+static void list_plugins(const struct nixl_api *api, struct nixl_agent *agent,
+                         char *text, size_t size)
+{
+    struct nixl_string_list *list = NULL;
+    size_t count = 0;
+
+    text[0] = '\0';
+    if (api->get_available_plugins(agent, &list) == NIXL_OK) {
+        if (api->string_list_size(list, &count) == NIXL_OK) {
+            join(list, count, api, text, size);
+        }
+        (void)api->destroy_string_list(list);
+    }
+}
+
+/*
+ * Of a plugin that does not load NIXL says no more than that the backend is not
+ * supported, though it lists it. So the file is loaded once more, for the
+ * loader's words. Returns false when that is not what is wrong, or cannot be
+ * known.
+ */
+static bool explain_plugin(const struct kvti_nixl_lib *lib, const char *name,
+                           struct kvt_error *err)
+{
+    /* As any reader (nixl_env.c). NOLINTNEXTLINE(concurrency-mt-unsafe) */
+    const char *named = getenv("NIXL_PLUGIN_DIR");
+    const char *slash = strrchr(lib->path, '/');
+    const char *why;
+    char file[PATH_MAX];
+    void *handle;
+
+    if (strchr(name, '/') != NULL) {
+        return false;
+    }
+    if (named != NULL && named[0] != '\0') {
+        kvti_format(file, sizeof(file), "%s/libplugin_%s.so", named, name);
+    } else if (slash != NULL) {
+        kvti_format(file, sizeof(file), "%.*s/plugins/libplugin_%s.so",
+                    (int)(slash - lib->path), lib->path, name);
+    } else {
+        return false;
+    }
+    if (access(file, F_OK) != 0) {
+        if (named == NULL || named[0] == '\0') {
+            return false;
+        }
+        kvti_fail(
+            err, KVT_EUNSUPPORTED,
+            "NIXL has no backend %.40s in the folder that NIXL_PLUGIN_DIR "
+            "names: there is no %.150s",
+            name, file);
+        return true;
+    }
+    handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    if (handle != NULL) {
+        dlclose(handle);
+        return false;
+    }
+    /* glibc keeps the text for each thread. */
+    why = dlerror(); /* NOLINT(concurrency-mt-unsafe) */
+    if (why == NULL) {
+        why = "the loader does not say why";
+    } else if (strncmp(why, file, strlen(file)) == 0) {
+        why += strlen(file);
+        why += strspn(why, ": ");
+    }
+    kvti_fail(err, KVT_EUNSUPPORTED,
+              "NIXL cannot load its backend %.40s: %.90s (its file: %.90s)",
+              name, why, file);
+    return true;
+}
+
+/* A name that NIXL does not know, a file that does not load, or something that
+ * only NIXL's own words tell. */
+static int fail_backend(struct kvti_nixl *engine, const char *name, int status,
+                        struct kvt_error *err)
+{
+    char plugins[160];
+    const char *at;
+    size_t length = strlen(name);
+
+    list_plugins(&engine->lib->api, engine->agent, plugins, sizeof(plugins));
+    for (at = plugins; *at != '\0';) {
+        size_t word = strcspn(at, ",");
+
+        if (word == length && memcmp(at, name, length) == 0) {
+            break;
+        }
+        at += word + strspn(at + word, ", ");
+    }
+    if (*at == '\0' && plugins[0] != '\0') {
+        return kvti_fail(err, KVT_EUNSUPPORTED,
+                         "this NIXL has no backend \"%.40s\"; it has: %s", name,
+                         plugins);
+    }
+    if (explain_plugin(engine->lib, name, err)) {
+        return KVT_EUNSUPPORTED;
+    }
+    return kvti_fail(err, KVT_EUNSUPPORTED,
+                     "NIXL cannot create its backend %.60s (status %d): its "
+                     "libraries or its parameters do not fit this machine; "
+                     "NIXL's own words are on the standard error",
+                     name, status);
+}
+
 static int make_backend(struct kvti_nixl *engine, size_t i,
                         struct kvt_error *err)
 {
@@ -109,55 +247,128 @@ static int make_backend(struct kvti_nixl *engine, size_t i,
     if (status == NIXL_OK) {
         return KVT_OK;
     }
-    return kvti_fail(err, KVT_EUNSUPPORTED,
-                     "NIXL cannot create its backend %.60s (status %d): its "
-                     "libraries or its parameters do not fit this machine; "
+    return fail_backend(engine, name, status, err);
+}
+
+/* NIXL throws when it cannot look at its configuration, which every process of
+ * another user than HOME's owner runs into. */
+static bool is_config_shut(char *path, size_t size)
+{
+    /* As any reader (nixl_env.c). NOLINTBEGIN(concurrency-mt-unsafe) */
+    const char *named = getenv("NIXL_CONFIG_FILE");
+    const char *home = getenv("HOME");
+    /* NOLINTEND(concurrency-mt-unsafe) */
+
+    if (named == NULL && home == NULL) {
+        return false;
+    }
+    if (named != NULL) {
+        kvti_format(path, size, "%s", named);
+    } else {
+        kvti_format(path, size, "%s/.nixl.cfg", home);
+    }
+    return access(path, R_OK) != 0 && (named != NULL || errno != ENOENT);
+}
+
+static int fail_agent(const char *name, int status, struct kvt_error *err)
+{
+    char path[PATH_MAX];
+
+    if (is_config_shut(path, sizeof(path))) {
+        return kvti_fail_errno(err, KVT_EENGINE, errno,
+                               "NIXL cannot create the agent \"%.40s\" (status "
+                               "%d), for it cannot read its configuration "
+                               "%.90s: set NIXL_CONFIG_FILE or HOME",
+                               name, status, path);
+    }
+    return kvti_fail(err, KVT_EENGINE,
+                     "NIXL cannot create the agent \"%.80s\" (status %d); "
                      "NIXL's own words are on the standard error",
                      name, status);
 }
 
+/* An agent that has no thread and no backend costs microseconds. */
+int kvti_nixl_plugins(const struct kvti_nixl_lib *lib, char *text, size_t size,
+                      struct kvt_error *err)
+{
+    static const char name[] = "kvt-info";
+    const struct nixl_agent_config config = {.num_workers = 1};
+    struct nixl_agent *agent = NULL;
+    int status = lib->api.create_configured_agent(name, &config, &agent);
+
+    if (status != NIXL_OK) {
+        return fail_agent(name, status, err);
+    }
+    list_plugins(&lib->api, agent, text, size);
+    (void)lib->api.destroy_agent(agent);
+    return KVT_OK;
+}
+
+/* Without its own thread NIXL 1.3 at times has not finished a connection when it
+ * calls the first write over it done; one more then waits for the peer, over
+ * shared memory too, though that be stopped (4 of 6). 1.5 never did. */
+bool kvti_nixl_needs_thread(const char *version)
+{
+    char *end;
+    unsigned long major = strtoul(version, &end, 10);
+
+    if (end == version || *end != '.') {
+        return true; /* it does not say, and so may be an old one */
+    }
+    return major == 0 || (major == 1 && strtoul(end + 1, NULL, 10) < 5);
+}
+
+static uint64_t thread_delay_us(const struct kvti_nixl *engine)
+{
+    if (engine->config.pthr_delay_us == 0 &&
+        kvti_nixl_needs_thread(engine->lib->version)) {
+        return OLD_PTHR_DELAY_US;
+    }
+    return engine->config.pthr_delay_us;
+}
+
 static int make_agent(struct kvti_nixl *engine, struct kvt_error *err)
 {
+    const uint64_t delay_us = thread_delay_us(engine);
     const struct nixl_api *api = &engine->lib->api;
     const struct nixl_agent_config config = {
-        .enable_prog_thread = true,
+        .enable_prog_thread = delay_us > 0,
         .thread_sync = NIXL_SYNC_STRICT,
         .num_workers = 1,
-        .pthr_delay_us = engine->config.pthr_delay_us,
+        .pthr_delay_us = delay_us,
         .lthr_delay_us = 100000,
         .capture_telemetry = engine->config.telemetry,
     };
     int status;
 
     say(engine, "creating the agent", "");
-    status = api->create_configured_agent(engine->env->agent_name, &config,
+    status = api->create_configured_agent(engine->agent_name, &config,
                                           &engine->agent);
     if (status != NIXL_OK) {
         engine->agent = NULL;
-        return kvti_fail(err, KVT_EENGINE,
-                         "NIXL cannot create the agent \"%.80s\" (status %d)",
-                         engine->env->agent_name, status);
+        return fail_agent(engine->agent_name, status, err);
     }
     return KVT_OK;
 }
 
-/* The page that probes read into. Only its registration is NIXL's. */
+/* The page that probes read into, ours and those of peers, which find it in
+ * our metadata. Only its registration is NIXL's. */
 static int make_scratch(struct kvti_nixl *engine)
 {
     const struct nixl_api *api = &engine->lib->api;
     int status;
 
     say(engine, "registering memory", "");
-    engine->scratch = aligned_alloc(SCRATCH_BYTES, SCRATCH_BYTES);
+    engine->scratch = aligned_alloc(KVTI_NIXL_PAGE_BYTES, KVTI_NIXL_PAGE_BYTES);
     if (engine->scratch == NULL) {
         return NIXL_EXCEPTION;
     }
-    memset(engine->scratch, 0, SCRATCH_BYTES);
+    memset(engine->scratch, 0, KVTI_NIXL_PAGE_BYTES);
     status = api->create_reg_dlist(NIXL_MEM_DRAM, &engine->scratch_list);
     if (status == NIXL_OK) {
         status = api->reg_dlist_add_desc(engine->scratch_list,
                                          (uintptr_t)engine->scratch,
-                                         SCRATCH_BYTES, 0, NULL, 0);
+                                         KVTI_NIXL_PAGE_BYTES, 0, NULL, 0);
     }
     if (status == NIXL_OK) {
         status = api->register_mem(engine->agent, engine->scratch_list, NULL);
@@ -176,6 +387,9 @@ static int make_rest(struct kvti_nixl *engine, struct kvt_error *err)
     }
     if (status == NIXL_OK) {
         status = api->create_notif_map(&engine->notes);
+    }
+    if (status == NIXL_OK) {
+        status = api->create_notif_map(&engine->later);
     }
     if (status == NIXL_OK) {
         status = make_scratch(engine);
@@ -198,11 +412,18 @@ int kvti_nixl_setup(struct kvti_nixl *engine, struct kvt_error *err)
         return kvti_fail(err, KVT_ENOMEM, "no memory for NIXL's backends");
     }
     kvti_nixl_enter(engine);
-    code = make_agent(engine, err);
+    say(engine, "selecting the GPU", "");
+    code = kvti_nixl_gpu_enter(&engine->gpu, engine->config.gpu,
+                               engine->config.needs_cuda, err);
+    if (code == KVT_OK) {
+        code = make_agent(engine, err);
+    }
+    kvti_nixl_hints_before(&engine->hints);
     for (size_t i = 0; code == KVT_OK && i < engine->config.backend_count;
          i++) {
         code = make_backend(engine, i, err);
     }
+    kvti_nixl_hints_after(&engine->hints);
     if (code == KVT_OK) {
         code = make_rest(engine, err);
     }
@@ -213,10 +434,19 @@ int kvti_nixl_setup(struct kvti_nixl *engine, struct kvt_error *err)
     return code;
 }
 
+static void free_map(const struct nixl_api *api, struct nixl_notif_map **map)
+{
+    if (*map != NULL) {
+        (void)api->destroy_notif_map(*map);
+        *map = NULL;
+    }
+}
+
 void kvti_nixl_teardown(struct kvti_nixl *engine)
 {
     const struct nixl_api *api = &engine->lib->api;
 
+    say(engine, "destroying the agent", "");
     kvti_nixl_enter(engine);
     if (engine->agent != NULL) {
         (void)api->destroy_agent(engine->agent);
@@ -234,10 +464,8 @@ void kvti_nixl_teardown(struct kvti_nixl *engine)
         (void)api->destroy_opt_args(engine->no_merge);
         engine->no_merge = NULL;
     }
-    if (engine->notes != NULL) {
-        (void)api->destroy_notif_map(engine->notes);
-        engine->notes = NULL;
-    }
+    free_map(api, &engine->notes);
+    free_map(api, &engine->later);
     if (engine->scratch_list != NULL) {
         (void)api->destroy_reg_dlist(engine->scratch_list);
         engine->scratch_list = NULL;

@@ -10,7 +10,8 @@
  *   nixlSecElms  u64 count; for each list of registrations:
  *     bknd       the backend's name
  *     nixlDList  "nixlSDList"
- *     t          u32 kind of memory
+ *     t          u32 kind of memory: host, GPU, block, object, file. NIXL
+ *                indexes an array with it and crashes on others
  *     n          u64 count; for each, with an empty tag: u64 address, u64
  *                length, u64 device, then the backend's own bytes (11 with UCX
  *                over shared memory and TCP, which makes 44 a region)
@@ -33,6 +34,13 @@ static const char intro[] = "nixlSerDes|";
 #define INTRO_BYTES (sizeof(intro) - 1)
 #define DESC_BYTES 24u /* address, length, device */
 #define DESC_FIELD_BYTES (8 + DESC_BYTES + 1)
+/* A key of UCX: u64 which of its devices, u8 kind of memory, and more. UCX
+ * indexes an array with the kind and crashes, or not, as its heap lies, so that
+ * a probe process need not die of what kills the host. The last kind that any
+ * UCX has. */
+#define UCX_KEY_KIND_AT 8u
+#define UCX_KEY_KIND_LAST 9u
+#define KIND_LAST 4u
 #define BACKENDS_MAX 64u /* and lists of registrations: far above any NIXL */
 
 struct reader {
@@ -95,12 +103,24 @@ static bool take_word(struct reader *reader, const char *tag, const char *word)
 }
 
 /* The name of a backend: any short one. */
-static bool take_backend(struct reader *reader, const char *tag)
+static bool take_backend(struct reader *reader, const char *tag,
+                         struct field *ret)
 {
-    struct field field;
+    return take_field(reader, tag, ret) && ret->length > 0 &&
+           ret->length <= KVT_NAME_MAX;
+}
 
-    return take_field(reader, tag, &field) && field.length > 0 &&
-           field.length <= KVT_NAME_MAX;
+static bool is_ucx(const struct field *backend)
+{
+    static const char *const names[] = {"UCX", "UCX_MO"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (backend->length == strlen(names[i]) &&
+            memcmp(backend->at, names[i], backend->length) == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static bool take_agent(struct reader *reader, char *ret_name)
@@ -125,9 +145,11 @@ static bool take_conns(struct reader *reader)
         return false;
     }
     for (uint64_t i = 0; i < count; i++) {
+        struct field backend;
         struct field address;
 
-        if (!take_backend(reader, "t") || !take_field(reader, "c", &address)) {
+        if (!take_backend(reader, "t", &backend) ||
+            !take_field(reader, "c", &address)) {
             return false;
         }
     }
@@ -138,7 +160,7 @@ static bool take_conns(struct reader *reader)
 
 /* NIXL registers anything; what could not be written anyway is left out, what
  * wraps is damage. */
-static bool take_desc(struct reader *reader, uint64_t kind,
+static bool take_desc(struct reader *reader, bool ucx, uint64_t kind,
                       struct kvti_regions *list)
 {
     struct field field;
@@ -148,6 +170,10 @@ static bool take_desc(struct reader *reader, uint64_t kind,
     if (!take_field(reader, "", &field) || field.length < DESC_BYTES) {
         return false;
     }
+    if (ucx && field.length > DESC_BYTES + UCX_KEY_KIND_AT &&
+        field.at[DESC_BYTES + UCX_KEY_KIND_AT] > UCX_KEY_KIND_LAST) {
+        return false;
+    }
     mem.addr = number(field.at, 8);
     mem.length = number(field.at + 8, 8);
     device = number(field.at + 16, 8);
@@ -155,6 +181,8 @@ static bool take_desc(struct reader *reader, uint64_t kind,
         return kind > KVT_VRAM;
     }
     mem.device = (uint32_t)device;
+    mem.key_hash = XXH3_64bits(field.at + DESC_BYTES,
+                               field.length - DESC_BYTES);
     if (kind <= KVT_VRAM && mem.addr != 0 && mem.length != 0) {
         list->mems[list->count++] = mem;
     }
@@ -172,15 +200,19 @@ static int fail_damaged(struct kvt_error *err, const char *what)
 static int take_list(struct reader *reader, uint32_t regions_max,
                      struct kvti_regions *list, struct kvt_error *err)
 {
+    struct field backend;
     uint64_t kind;
     uint64_t count;
 
-    if (!take_backend(reader, "bknd") ||
+    if (!take_backend(reader, "bknd", &backend) ||
         !take_word(reader, "nixlDList", "nixlSDList") ||
         !take_number(reader, "t", 4, &kind) ||
         !take_number(reader, "n", 8, &count) ||
         count > reader->left / DESC_FIELD_BYTES) {
         return fail_damaged(err, "a list of registrations is cut short");
+    }
+    if (kind > KIND_LAST) {
+        return fail_damaged(err, "there is no such kind of memory");
     }
     if (count > regions_max || list->count > regions_max - count) {
         return kvti_fail(err, KVT_EMETADATA,
@@ -194,7 +226,7 @@ static int take_list(struct reader *reader, uint32_t regions_max,
                          count);
     }
     for (uint64_t i = 0; i < count; i++) {
-        if (!take_desc(reader, kind, list)) {
+        if (!take_desc(reader, is_ucx(&backend), kind, list)) {
             return fail_damaged(err, "a registration is impossible");
         }
     }
@@ -206,7 +238,7 @@ static int compare_mems(const void *a, const void *b)
     return kvti_mem_order(a, b);
 }
 
-/* Two backends may have registered the same memory. */
+/* Two backends may have registered the same memory: their keys count both. */
 static void sort_regions(struct kvti_regions *list)
 {
     size_t kept = 0;
@@ -218,6 +250,8 @@ static void sort_regions(struct kvti_regions *list)
         if (kept == 0 ||
             kvti_mem_order(&list->mems[kept - 1], &list->mems[i]) != 0) {
             list->mems[kept++] = list->mems[i];
+        } else {
+            list->mems[kept - 1].key_hash += list->mems[i].key_hash;
         }
     }
     list->count = kept;

@@ -59,6 +59,7 @@ struct nixl_reg_dlist;
 struct nixl_xfer_dlist;
 struct nixl_xfer_req;
 struct nixl_notif_map;
+struct nixl_string_list;
 
 /*
  * Every function that we call.
@@ -69,6 +70,12 @@ struct nixl_notif_map;
       (const char *name, const struct nixl_agent_config *config,               \
        struct nixl_agent **ret))                                               \
     X(destroy_agent, (struct nixl_agent * agent))                              \
+    X(get_available_plugins,                                                   \
+      (struct nixl_agent * agent, struct nixl_string_list * *ret))             \
+    X(string_list_size, (struct nixl_string_list * list, size_t * ret))        \
+    X(string_list_get,                                                         \
+      (struct nixl_string_list * list, size_t index, const char **ret))        \
+    X(destroy_string_list, (struct nixl_string_list * list))                   \
     X(create_params, (struct nixl_params * *ret))                              \
     X(params_add,                                                              \
       (struct nixl_params * params, const char *key, const char *value))       \

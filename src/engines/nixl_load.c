@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NIXL is found at run time: nothing of it is needed to build or to start.
+ * NIXL is loaded at run time: nothing of it is needed to build or to start.
  *
  * A library is taken whole or not at all: it opens with all its own needs
  * (RTLD_NOW), says that it is no stub (NIXL's stubs abort the process when
@@ -9,76 +9,34 @@
  * whoever opened it. One library a process: two would bring two copies of UCX,
  * which do not bear each other.
  *
- * A path that somebody named is the only one tried: falling back to another
- * library than the one asked for would hide the mistake.
- *
- * UCX reads its environment when NIXL loads it. Variables the user has set are
- * left alone; the others are set for what every program that embeds kvt wants:
- *  - UCX_MODULES=^efa: the wheel's EFA module pulls in the system's libibverbs
- *    and with it a second libnl-route; exit() then crashes in _dl_fini.
- *  - UCX_DEBUG_SIGNO=0: UCX takes SIGHUP over, to stop in a debugger.
- *  - UCX_HANDLE_ERRORS=none and UCX_ERROR_SIGNALS=: builds of UCX with
- *    debugging support take SIGSEGV and its like over as well.
+ * load_mu keeps our own calls apart. dlopen() runs NIXL's constructors in the
+ * caller's thread; they touch no device: UCX and the drivers come with the
+ * first backend, on the NIXL thread, where a deadline watches.
  */
 #include "nixl_load.h"
 
 #include <dlfcn.h>
-#include <errno.h>
 #include <glob.h>
 #include <link.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#define LIBRARY "libnixl_capi.so"
-
-/* load_mu keeps our own calls apart; a program that changes its environment in
- * another thread meanwhile is beyond help, and glibc keeps dlerror()'s text for
- * each thread. */
+/* glibc keeps dlerror()'s text for each thread. */
 /* NOLINTBEGIN(concurrency-mt-unsafe) */
-
-/* What was tried and why it was not taken, as one line. */
-struct tried {
-    char text[1024];
-    size_t count;
-};
 
 static pthread_mutex_t load_mu = PTHREAD_MUTEX_INITIALIZER;
 static struct kvti_nixl_lib *loaded; /* under load_mu until set, then const */
 
-static void note(struct tried *tried, const char *place, const char *why)
+void kvti_nixl_note(struct kvti_nixl_tried *tried, const char *place,
+                    const char *why)
 {
     size_t used = strlen(tried->text);
 
     kvti_format(tried->text + used, sizeof(tried->text) - used, "%s%s (%s)",
-                tried->count > 0 ? ", " : "", place, why);
-    tried->count++;
+                used > 0 ? ", " : "", place, why);
 }
-
-/* -------------------------------------------------------------- environment */
-
-static bool mentions(const char *name, const char *word)
-{
-    const char *value = getenv(name);
-
-    return value != NULL && strstr(value, word) != NULL;
-}
-
-static void prepare_ucx(bool want_efa)
-{
-    want_efa = want_efa || mentions("UCX_TLS", "srd") ||
-               mentions("UCX_TLS", "efa") || mentions("UCX_NET_DEVICES", "efa");
-    if (!want_efa) {
-        (void)setenv("UCX_MODULES", "^efa", 0);
-    }
-    (void)setenv("UCX_DEBUG_SIGNO", "0", 0);
-    (void)setenv("UCX_HANDLE_ERRORS", "none", 0);
-    (void)setenv("UCX_ERROR_SIGNALS", "", 0);
-}
-
-/* ----------------------------------------------------------------- a library */
 
 /* The one place where a data pointer becomes a function's. */
 static bool find(void *handle, const char *name, void *function)
@@ -148,25 +106,41 @@ static void find_path(void *handle, const char *asked,
     kvti_format(lib->path, sizeof(lib->path), "%s", name);
 }
 
-static bool try_library(const char *file, struct kvti_nixl_lib *lib,
-                        struct tried *tried)
+/* The loader names a file before what is wrong with it: the one that we asked
+ * for, which stands in front already, or one that it needs. */
+static void note_refused(struct kvti_nixl_tried *tried, const char *file)
+{
+    const char *text = dlerror();
+    size_t length = strlen(file);
+
+    if (text == NULL) {
+        text = "cannot be loaded";
+    }
+    if (strncmp(text, file, length) == 0 && text[length] == ':') {
+        text += length + 1;
+        text += strspn(text, " ");
+        if (strstr(text, "No such file") != NULL) {
+            text = "not found";
+        }
+    }
+    kvti_nixl_note(tried, file, text);
+}
+
+bool kvti_nixl_try(const char *file, struct kvti_nixl_lib *lib,
+                   struct kvti_nixl_tried *tried)
 {
     void *handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     const char *missing;
     char why[128];
 
     if (handle == NULL) {
-        const char *text = dlerror();
-        const char *words = text != NULL ? strstr(text, ": ") : NULL;
-
-        /* The loader names the file first, and so do we. */
-        note(tried, file, words != NULL ? words + 2 : "cannot be loaded");
+        note_refused(tried, file);
         return false;
     }
     if (!find(handle, "nixl_capi_is_stub", &lib->api.is_stub)) {
         missing = "nixl_capi_is_stub";
     } else if (lib->api.is_stub()) {
-        note(tried, file, "a stub without NIXL behind it");
+        kvti_nixl_note(tried, file, "a stub without NIXL behind it");
         dlclose(handle);
         return false;
     } else {
@@ -174,7 +148,7 @@ static bool try_library(const char *file, struct kvti_nixl_lib *lib,
     }
     if (missing != NULL) {
         kvti_format(why, sizeof(why), "it has no %s", missing);
-        note(tried, file, why);
+        kvti_nixl_note(tried, file, why);
         dlclose(handle);
         return false;
     }
@@ -182,141 +156,6 @@ static bool try_library(const char *file, struct kvti_nixl_lib *lib,
     find_version(lib);
     return true;
 }
-
-/* ----------------------------------------------------------------- searching */
-
-/* The wheels below one installation of Python. */
-static bool try_prefix(const char *what, const char *prefix,
-                       struct kvti_nixl_lib *lib, struct tried *tried)
-{
-    static const char *const folders[] = {
-        "lib/python3*/site-packages", "lib64/python3*/site-packages",
-        "lib/python3*/dist-packages", "local/lib/python3*/dist-packages"};
-    char place[PATH_MAX + 64];
-    bool found = false;
-    bool seen = false;
-
-    for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
-        char pattern[PATH_MAX + 128];
-        glob_t paths;
-
-        kvti_format(pattern, sizeof(pattern),
-                    "%s/%s/.nixl_cu1[23].mesonpy.libs/" LIBRARY, prefix,
-                    folders[i]);
-        if (glob(pattern, 0, NULL, &paths) != 0) {
-            continue;
-        }
-        for (size_t k = 0; k < paths.gl_pathc && !found; k++) {
-            seen = true;
-            found = try_library(paths.gl_pathv[k], lib, tried);
-        }
-        globfree(&paths);
-        if (found) {
-            return true;
-        }
-    }
-    if (!seen) {
-        kvti_format(place, sizeof(place), "%s %s", what, prefix);
-        note(tried, place, "no nixl wheel");
-    }
-    return false;
-}
-
-/* …/bin/python3 belongs to the installation …; a link may belong to a virtual
- * environment where it lies and to another one where it leads. */
-static bool try_python(const char *what, const char *python,
-                       struct kvti_nixl_lib *lib, struct tried *tried)
-{
-    char path[PATH_MAX];
-    char real[PATH_MAX];
-
-    if (access(python, F_OK) != 0) {
-        char place[PATH_MAX + 64];
-
-        kvti_format(place, sizeof(place), "%s %s", what, python);
-        note(tried, place, "no such file");
-        return false;
-    }
-    kvti_format(path, sizeof(path), "%s", python);
-    for (int up = 0; up < 2 && strrchr(path, '/') != NULL; up++) {
-        *strrchr(path, '/') = '\0';
-    }
-    if (try_prefix(what, path, lib, tried)) {
-        return true;
-    }
-    if (realpath(python, real) == NULL) {
-        return false;
-    }
-    for (int up = 0; up < 2 && strrchr(real, '/') != NULL; up++) {
-        *strrchr(real, '/') = '\0';
-    }
-    return strcmp(real, path) != 0 && try_prefix(what, real, lib, tried);
-}
-
-/* The first python3 in the directories of PATH. */
-static bool find_python(char *path, size_t size)
-{
-    const char *at = getenv("PATH");
-
-    while (at != NULL && *at != '\0') {
-        size_t length = strcspn(at, ":");
-
-        kvti_format(path, size, "%.*s/python3", (int)length, at);
-        if (length > 0 && access(path, X_OK) == 0) {
-            return true;
-        }
-        at += length + (at[length] == ':');
-    }
-    return false;
-}
-
-static bool is_folder(const char *path)
-{
-    char inside[PATH_MAX];
-
-    kvti_format(inside, sizeof(inside), "%s/.", path);
-    return access(inside, F_OK) == 0;
-}
-
-static const char *set_variable(const char *name)
-{
-    const char *value = getenv(name);
-
-    return value != NULL && value[0] != '\0' ? value : NULL;
-}
-
-static bool search(const char *path, struct kvti_nixl_lib *lib,
-                   struct tried *tried)
-{
-    const char *value = path != NULL && path[0] != '\0'
-                            ? path
-                            : set_variable("KVT_NIXL_LIBRARY");
-    char python[PATH_MAX];
-
-    if (value != NULL) {
-        return try_library(value, lib, tried);
-    }
-    if (try_library(LIBRARY, lib, tried)) {
-        return true;
-    }
-    value = set_variable("KVT_PYTHON");
-    if (value != NULL &&
-        (is_folder(value) ? try_prefix("KVT_PYTHON", value, lib, tried)
-                          : try_python("KVT_PYTHON", value, lib, tried))) {
-        return true;
-    }
-    value = set_variable("VIRTUAL_ENV");
-    if (value != NULL && try_prefix("VIRTUAL_ENV", value, lib, tried)) {
-        return true;
-    }
-    if (!find_python(python, sizeof(python))) {
-        note(tried, "python3", "not in PATH");
-        return false;
-    }
-    return try_python("python3", python, lib, tried);
-}
-
-/* ------------------------------------------------------------------- loading */
 
 /* Another path than the loaded library's is refused, another name for the same
  * file is not. */
@@ -336,33 +175,34 @@ static int check_same(const char *path, struct kvt_error *err)
                      loaded->path, path);
 }
 
+static int load(const char *path, struct kvt_error *err)
+{
+    struct kvti_nixl_tried tried = {.text = ""};
+    struct kvti_nixl_lib *lib = calloc(1, sizeof(*lib));
+
+    if (lib == NULL) {
+        return kvti_fail(err, KVT_ENOMEM, "no memory for NIXL's table");
+    }
+    if (!kvti_nixl_find(path, lib, &tried)) {
+        free(lib);
+        return kvti_fail(err, KVT_EUNSUPPORTED,
+                         "NIXL cannot be loaded; install nixl-cu12 or set "
+                         "KVT_NIXL_LIBRARY; tried %s",
+                         tried.text);
+    }
+    loaded = lib;
+    return KVT_OK;
+}
+
 int kvti_nixl_load(const char *path, bool want_efa,
                    const struct kvti_nixl_lib **ret, struct kvt_error *err)
 {
-    struct tried tried = {.count = 0};
-    struct kvti_nixl_lib *lib;
-    int code = KVT_OK;
+    int code;
 
     pthread_mutex_lock(&load_mu);
-    if (loaded == NULL) {
-        lib = calloc(1, sizeof(*lib));
-        if (lib == NULL) {
-            code = kvti_fail(err, KVT_ENOMEM, "no memory for NIXL's table");
-        } else {
-            prepare_ucx(want_efa);
-            if (search(path, lib, &tried)) {
-                loaded = lib;
-            } else {
-                free(lib);
-                code = kvti_fail(err, KVT_EUNSUPPORTED,
-                                 "NIXL cannot be loaded; install nixl-cu12 or "
-                                 "set KVT_NIXL_LIBRARY; tried %s",
-                                 tried.text);
-            }
-        }
-    } else {
-        code = check_same(path, err);
-    }
+    /* Each time: UCX comes with the first backend, which may be later. */
+    kvti_nixl_prepare_env(want_efa);
+    code = loaded == NULL ? load(path, err) : check_same(path, err);
     if (code == KVT_OK) {
         *ret = loaded;
     }

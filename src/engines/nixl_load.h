@@ -23,4 +23,27 @@ struct kvti_nixl_lib {
 int kvti_nixl_load(const char *path, bool want_efa,
                    const struct kvti_nixl_lib **ret, struct kvt_error *err);
 
+/* What was tried and why it was not taken, as one line. */
+struct kvti_nixl_tried {
+    char text[1024];
+};
+
+void kvti_nixl_note(struct kvti_nixl_tried *tried, const char *place,
+                    const char *why);
+
+/* Takes this file whole, or notes why not. Under the lock of kvti_nixl_load(),
+ * as the two below. */
+bool kvti_nixl_try(const char *file, struct kvti_nixl_lib *lib,
+                   struct kvti_nixl_tried *tried);
+
+/* nixl_find.c: tries `path`, or every place there is. */
+bool kvti_nixl_find(const char *path, struct kvti_nixl_lib *lib,
+                    struct kvti_nixl_tried *tried);
+
+/* A file that may be executed; a folder passes access() too. */
+bool kvti_nixl_is_program(const char *path);
+
+/* nixl_env.c: what UCX is to find in the environment. */
+void kvti_nixl_prepare_env(bool want_efa);
+
 #endif /* KVTI_NIXL_LOAD_H */

@@ -5,6 +5,12 @@
  * watched on the control thread until neither a connection nor a chunk that is
  * not proven needs it any more: also a lost write becomes final when its
  * peer's process ends.
+ *
+ * A process that execs keeps its pid and its pidfd, and the kernel's copies
+ * between processes, which go by pid, then land in the new program: 256 of 256
+ * bytes did, and NIXL called it done. So the nonce of the agent is read back
+ * before a chunk is posted or goes on and before it is called done. Where we may not read
+ * it, the kernel does not copy for NIXL either.
  */
 #include "nixl.h"
 
@@ -12,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 static void died(struct kvti_watch *watch, uint32_t events)
@@ -31,7 +38,7 @@ static void died(struct kvti_watch *watch, uint32_t events)
     pthread_mutex_lock(&engine->mu);
     proc->gone = true;
     engine->settle = true;
-    pthread_cond_signal(&engine->work);
+    kvti_nixl_wake_locked(engine);
     pthread_mutex_unlock(&engine->mu);
     kvti_fail(&why, KVT_EDISCONNECTED, "process %d has ended", proc->pid);
     kvti_list_each(node, &engine->conns) {
@@ -61,6 +68,39 @@ static int gone(int32_t pid, struct kvt_error *err)
                      (int)pid);
 }
 
+/* Reads the nonce that should be there: 0 when it is, else why not; EFAULT
+ * when it is another. */
+static int check_nonce(int32_t pid, uint64_t addr, const uint8_t *nonce)
+{
+    struct kvti_nonce_page seen;
+    struct iovec here = {.iov_base = &seen, .iov_len = sizeof(seen)};
+    struct iovec there = {.iov_base = (void *)(uintptr_t)addr,
+                          .iov_len = sizeof(seen)};
+    ssize_t got;
+
+    do {
+        got = process_vm_readv(pid, &here, 1, &there, 1, 0);
+    } while (got < 0 && errno == EINTR);
+    if (got < 0) {
+        return errno;
+    }
+    return got == (ssize_t)sizeof(seen) &&
+                   memcmp(seen.nonce, nonce, sizeof(seen.nonce)) == 0
+               ? 0
+               : EFAULT;
+}
+
+bool kvti_nixl_proc_same(const struct kvti_nixl_proc *proc)
+{
+    int code;
+
+    if (proc == NULL || !proc->readable) {
+        return true;
+    }
+    code = check_nonce(proc->pid, proc->nonce_addr, proc->nonce);
+    return code == 0 || code == EPERM || code == ENOSYS;
+}
+
 /* *ret stays NULL when the process cannot be watched. */
 static int open_proc(struct kvti_nixl *engine, const struct kvti_local_id *id,
                      struct kvti_nixl_proc **ret, struct kvt_error *err)
@@ -68,13 +108,15 @@ static int open_proc(struct kvti_nixl *engine, const struct kvti_local_id *id,
     struct kvti_nixl_proc *proc;
     uint64_t start_time = 0;
     int pidfd = kvti_ident_pidfd_open(id->pid);
+    int unreadable;
     int code;
 
     if (pidfd < 0) {
         return errno == ESRCH ? gone(id->pid, err) : KVT_OK;
     }
     code = kvti_ident_start_time(id->pid, &start_time);
-    if (kvti_ident_pidfd_dead(pidfd) ||
+    unreadable = check_nonce(id->pid, id->nonce_addr, id->nonce);
+    if (kvti_ident_pidfd_dead(pidfd) || unreadable == EFAULT ||
         (code == 0 && start_time != id->start_time)) {
         close(pidfd);
         return gone(id->pid, err);
@@ -87,6 +129,9 @@ static int open_proc(struct kvti_nixl *engine, const struct kvti_local_id *id,
     proc->engine = engine;
     proc->pid = id->pid;
     proc->start_time = start_time;
+    proc->nonce_addr = id->nonce_addr;
+    memcpy(proc->nonce, id->nonce, sizeof(proc->nonce));
+    proc->readable = unreadable == 0;
     proc->pidfd = pidfd;
     proc->refs = 1;
     proc->watch.fd = pidfd;
@@ -114,7 +159,8 @@ int kvti_nixl_proc_get(struct kvti_nixl *engine, const struct kvti_md *md,
         struct kvti_nixl_proc *proc = kvti_container(
             node, struct kvti_nixl_proc, node);
 
-        if (proc->pid == id->pid && proc->start_time == id->start_time) {
+        if (proc->pid == id->pid && proc->start_time == id->start_time &&
+            memcmp(proc->nonce, id->nonce, sizeof(proc->nonce)) == 0) {
             dead = proc->gone;
             *ret = dead ? NULL : proc;
             proc->refs += !dead;
@@ -122,6 +168,11 @@ int kvti_nixl_proc_get(struct kvti_nixl *engine, const struct kvti_md *md,
         }
     }
     pthread_mutex_unlock(&engine->mu);
+    if (*ret != NULL && !kvti_nixl_proc_same(*ret)) {
+        kvti_nixl_proc_put(engine, *ret);
+        *ret = NULL;
+        dead = true;
+    }
     if (dead) {
         return gone(id->pid, err);
     }

@@ -21,14 +21,18 @@
  * NIXL knows memory by registration, and a descriptor must lie inside one on
  * either side; the core merges across them. So copies are cut here. A request
  * stays below the number of descriptors from which NIXL spreads it over several
- * threads (1024), where the rule above was seen to fail; a chunk that needs
- * more is several requests, one after the other.
+ * threads, where the rule above was seen to fail; a chunk that needs more is
+ * several requests, one after the other. A chunk that ends after some of them
+ * is reported as failed at once, and as final when those are confirmed.
+ *
+ * NIXL finds a remote by its name. So nothing is posted to a remote that is
+ * down: another process may have that name by now, with other memory at the
+ * same addresses.
  */
 #include "nixl.h"
 
 #include <string.h>
 
-#define DESCS_MAX 512u
 #define POSTS_PER_ROUND 8
 
 struct lists {
@@ -67,7 +71,14 @@ static void report_final(struct kvti_nixl *engine, struct kvti_chunk *chunk,
 
 void kvti_nixl_chunk_done(struct kvti_nixl *engine, struct kvti_chunk *chunk)
 {
-    report_final(engine, chunk, KVT_DONE, KVT_OK, NIXL_OK, "");
+    if (kvti_nixl_proc_same(kvti_nixl_chunk_priv(chunk)->proc)) {
+        report_final(engine, chunk, KVT_DONE, KVT_OK, NIXL_OK, "");
+    } else {
+        kvti_nixl_chunk_park(engine, chunk, KVT_DISCONNECTED, KVT_EDISCONNECTED,
+                             NIXL_OK,
+                             "the peer's process has ended or runs another "
+                             "program");
+    }
 }
 
 /* Nobody is left whose memory a write could harm, and NIXL sends to nobody. */
@@ -141,7 +152,8 @@ static int fill_lists(struct kvti_nixl *engine, struct kvti_chunk *chunk,
     struct kvti_nixl_chunk *at = kvti_nixl_chunk_priv(chunk);
     int status = NIXL_OK;
 
-    while (at->copy_at < chunk->count && lists->count < DESCS_MAX) {
+    while (at->copy_at < chunk->count &&
+           lists->count < engine->config.descs_max) {
         const struct kvti_copy *copy = &chunk->copies[at->copy_at];
         uint64_t local = copy->local + at->offset;
         uint64_t peer = copy->peer + at->offset;
@@ -209,7 +221,7 @@ static bool has_more(struct kvti_chunk *chunk)
     return kvti_nixl_chunk_priv(chunk)->copy_at < chunk->count;
 }
 
-/* All of it has status 0. */
+/* All that was posted of it has status 0. */
 static void landed(struct kvti_nixl *engine, struct kvti_chunk *chunk)
 {
     struct kvti_nixl_chunk *at = kvti_nixl_chunk_priv(chunk);
@@ -242,8 +254,15 @@ static void confirm_all(struct kvti_nixl *engine, struct kvti_list *chunks)
     }
 }
 
-/* A request that nothing of is on its way. Requests of the same chunk that
- * came before it may have been the first to fail. */
+/* Nothing more of it is posted; what was, has status 0. */
+static void end_early(struct kvti_nixl *engine, struct kvti_chunk *chunk,
+                      uint32_t state, int code, int status, const char *text)
+{
+    report(engine, chunk, state, KVTI_FIN_NONE, code, status, text);
+    landed(engine, chunk);
+}
+
+/* A request that nothing of is on its way. */
 static void refuse(struct kvti_nixl *engine, struct kvti_chunk *chunk,
                    bool first, int status, const char *what)
 {
@@ -255,8 +274,7 @@ static void refuse(struct kvti_nixl *engine, struct kvti_chunk *chunk,
         report_final(engine, chunk, KVT_REJECTED, KVT_EREJECTED, status, text);
         return;
     }
-    kvti_nixl_chunk_park(engine, chunk, KVT_REJECTED, KVT_EREJECTED, status,
-                         text);
+    end_early(engine, chunk, KVT_REJECTED, KVT_EREJECTED, status, text);
 }
 
 static void posted(struct kvti_nixl *engine, struct kvti_chunk *chunk,
@@ -332,6 +350,27 @@ static void never_posted(struct kvti_nixl *engine, struct kvti_chunk *chunk,
                  why);
 }
 
+/* Then the link is down. */
+static bool is_other_program(struct kvti_nixl *engine, struct kvti_chunk *chunk)
+{
+    const struct kvti_nixl_chunk *at = kvti_nixl_chunk_priv(chunk);
+
+    if (kvti_nixl_proc_same(at->proc)) {
+        return false;
+    }
+    kvti_nixl_remote_broke(engine, at->remote,
+                           "process %d has ended or runs another program",
+                           (int)at->proc->pid);
+    return true;
+}
+
+/* Posts request after request, for as long as each is done at once. */
+static void post_on(struct kvti_nixl *engine, struct kvti_chunk *chunk)
+{
+    while (post_request(engine, chunk)) {
+    }
+}
+
 void kvti_nixl_post_pending(struct kvti_nixl *engine)
 {
     for (int i = 0; i < POSTS_PER_ROUND; i++) {
@@ -348,9 +387,12 @@ void kvti_nixl_post_pending(struct kvti_nixl *engine)
         engine->busy = true;
         if (remote->down) {
             never_posted(engine, chunk, "the link is down: nothing was posted");
-            continue;
-        }
-        while (post_request(engine, chunk)) {
+        } else if (is_other_program(engine, chunk)) {
+            never_posted(engine, chunk,
+                         "the peer's process has ended or runs another "
+                         "program: nothing was posted");
+        } else {
+            post_on(engine, chunk);
         }
     }
 }
@@ -403,14 +445,33 @@ static void failed(struct kvti_nixl *engine, struct kvti_chunk *chunk,
 /* A request has status 0: what next? */
 static void finished(struct kvti_nixl *engine, struct kvti_chunk *chunk)
 {
+    const struct kvti_nixl_chunk *at = kvti_nixl_chunk_priv(chunk);
+
     if (!has_more(chunk)) {
         landed(engine, chunk);
-    } else if (kvti_nixl_chunk_priv(chunk)->cut) {
-        kvti_nixl_chunk_park(engine, chunk, KVT_DISCONNECTED, KVT_EDISCONNECTED,
-                             NIXL_OK,
-                             "the peer was unloaded before all was posted");
+    } else if (at->remote->down || at->cut || is_other_program(engine, chunk)) {
+        end_early(engine, chunk, KVT_DISCONNECTED, KVT_EDISCONNECTED, NIXL_OK,
+                  at->cut ? "the peer was unloaded before all was posted"
+                          : "the link broke before all was posted");
     } else {
-        while (post_request(engine, chunk)) {
+        post_on(engine, chunk);
+    }
+}
+
+void kvti_nixl_drop_flying(struct kvti_nixl *engine,
+                           struct kvti_nixl_remote *remote)
+{
+    kvti_list_each(node, &engine->flying) {
+        struct kvti_chunk *chunk = kvti_container(node, struct kvti_chunk,
+                                                  node);
+
+        if (kvti_nixl_chunk_priv(chunk)->remote == remote) {
+            kvti_list_remove(&chunk->node);
+            remote->flying--;
+            kvti_nixl_chunk_park(engine, chunk, KVT_DISCONNECTED,
+                                 KVT_EDISCONNECTED, NIXL_NOT_FOUND,
+                                 "the peer was loaded anew while this was "
+                                 "under way");
         }
     }
 }

@@ -6,255 +6,13 @@
  * nodes and small pools. With --json its output must be one JSON object and
  * not a byte more: jansson refuses anything behind it.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "command_run.h"
 
-#include <fcntl.h>
-#include <jansson.h>
-#include <poll.h>
 #include <signal.h>
-#include <spawn.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
-
-#define ARGUMENTS_MAX 24
-
-/* Small enough for a sanitizer, large enough to evict, wait and share. */
-#define SMALL "--memory=4MiB", "--block-bytes=16KiB", "--requests=60"
-
-struct output {
-    char *text;
-    size_t length;
-};
-
-struct run {
-    pid_t pid;
-    int fds[2]; /* its stdout and stderr */
-    struct output out[2];
-    int status; /* its exit status, or -1 */
-};
-
-static char trace_path[4096];
-
-/* ---------------------------------------------------------------- processes */
-
-static void spawn_command(struct run *run, char *const argv[],
-                          char *const environment[])
-{
-    posix_spawn_file_actions_t actions;
-    int out[2];
-    int err[2];
-
-    *run = (struct run){0};
-    assert_int_equal(pipe2(out, O_CLOEXEC), 0);
-    assert_int_equal(pipe2(err, O_CLOEXEC), 0);
-    assert_int_equal(posix_spawn_file_actions_init(&actions), 0);
-    assert_int_equal(posix_spawn_file_actions_adddup2(&actions, out[1], 1), 0);
-    assert_int_equal(posix_spawn_file_actions_adddup2(&actions, err[1], 2), 0);
-    assert_int_equal(
-        posix_spawn(&run->pid, argv[0], &actions, NULL, argv, environment), 0);
-    (void)posix_spawn_file_actions_destroy(&actions);
-    (void)close(out[1]);
-    (void)close(err[1]);
-    run->fds[0] = out[0];
-    run->fds[1] = err[0];
-}
-
-/* The command with these arguments; a replay is one of the sample. */
-static void start(struct run *run, const char *const arguments[])
-{
-    char *argv[ARGUMENTS_MAX + 3] = {getenv("KVT_TEST_COMMAND")};
-    size_t count = 1;
-
-    assert_non_null(argv[0]);
-    for (size_t i = 0; arguments[i] != NULL; i++) {
-        assert_true(count < ARGUMENTS_MAX);
-        argv[count++] = (char *)(uintptr_t)arguments[i];
-    }
-    if (strcmp(arguments[0], "replay") == 0) {
-        argv[count++] = trace_path;
-    }
-    spawn_command(run, argv, environ);
-}
-
-/* Reads what is there; false once both ends are closed. */
-static bool read_output(struct run *run)
-{
-    struct pollfd fds[2] = {
-        {.fd = run->fds[0], .events = POLLIN},
-        {.fd = run->fds[1], .events = POLLIN},
-    };
-
-    if (run->fds[0] < 0 && run->fds[1] < 0) {
-        return false;
-    }
-    assert_true(poll(fds, 2, -1) > 0);
-    for (size_t i = 0; i < 2; i++) {
-        struct output *output = &run->out[i];
-        ssize_t got;
-
-        if (fds[i].fd < 0 || fds[i].revents == 0) {
-            continue;
-        }
-        output->text = realloc(output->text, output->length + 65537);
-        assert_non_null(output->text);
-        got = read(run->fds[i], output->text + output->length, 65536);
-        assert_true(got >= 0);
-        output->length += (size_t)got;
-        output->text[output->length] = '\0';
-        if (got == 0) {
-            (void)close(run->fds[i]);
-            run->fds[i] = -1;
-        }
-    }
-    return true;
-}
-
-static void finish(struct run *run)
-{
-    int status;
-
-    while (read_output(run)) {
-    }
-    assert_int_equal(waitpid(run->pid, &status, 0), run->pid);
-    run->status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-static void end(struct run *run)
-{
-    free(run->out[0].text);
-    free(run->out[1].text);
-}
-
-static void assert_status(const struct run *run, int status)
-{
-    if (run->status != status) {
-        fail_msg("exit status %d, not %d; stderr:\n%s", run->status, status,
-                 run->out[1].text);
-    }
-}
-
-/* Runs to the end and expects the status. */
-#define RUN(run, want, ...)                                                    \
-    do {                                                                       \
-        const char *const arguments_[] = {__VA_ARGS__, NULL};                  \
-                                                                               \
-        start((run), arguments_);                                              \
-        finish(run);                                                           \
-        assert_status((run), (want));                                          \
-    } while (0)
-
-static void assert_says(const struct output *output, const char *words)
-{
-    if (strstr(output->text, words) == NULL) {
-        fail_msg("\"%s\" is not in:\n%s", words, output->text);
-    }
-}
-
-/* Refused: status 2, nothing on stdout, one line on stderr. */
-static void assert_refused(struct run *run, const char *words)
-{
-    const char *text = run->out[1].text;
-
-    assert_status(run, 2);
-    assert_int_equal(run->out[0].length, 0);
-    assert_int_equal(strncmp(text, "kvt: ", 5), 0);
-    assert_says(&run->out[1], words);
-    assert_ptr_equal(strchr(text, '\n'), text + strlen(text) - 1);
-    end(run);
-}
-
-#define REFUSED(words, ...)                                                    \
-    do {                                                                       \
-        struct run run_;                                                       \
-                                                                               \
-        RUN(&run_, 2, __VA_ARGS__);                                            \
-        assert_refused(&run_, (words));                                        \
-    } while (0)
-
-/* --------------------------------------------------------------------- JSON */
-
-static json_t *parse(const struct run *run)
-{
-    json_error_t error;
-    json_t *object = json_loads(run->out[0].text, 0, &error);
-
-    if (!json_is_object(object)) {
-        fail_msg("stdout is not one JSON object: %s\n%s", error.text,
-                 run->out[0].text);
-    }
-    return object;
-}
-
-static uint64_t number(const json_t *object, const char *key)
-{
-    const json_t *value = json_object_get(object, key);
-
-    if (!json_is_integer(value)) {
-        fail_msg("\"%s\" is no integer", key);
-    }
-    return (uint64_t)json_integer_value(value);
-}
-
-static double real(const json_t *object, const char *key)
-{
-    const json_t *value = json_object_get(object, key);
-
-    if (!json_is_number(value)) {
-        fail_msg("\"%s\" is no number", key);
-    }
-    return json_number_value(value);
-}
-
-static bool flag(const json_t *object, const char *key)
-{
-    assert_true(json_is_boolean(json_object_get(object, key)));
-    return json_is_true(json_object_get(object, key));
-}
-
-/* Every block has one fate, in the whole run and at each holder. */
-static void assert_accounted(const json_t *object)
-{
-    const json_t *holders = json_object_get(object, "holders");
-    uint64_t landed = 0;
-    uint64_t bytes = 0;
-
-    assert_int_equal(
-        number(object, "blocks"),
-        number(object, "blocks_hit") + number(object, "blocks_shared") +
-            number(object, "blocks_moved") + number(object, "blocks_failed"));
-    for (size_t i = 0; i < json_array_size(holders); i++) {
-        const json_t *holder = json_array_get(holders, i);
-
-        assert_int_equal(number(holder, "asked"),
-                         number(holder, "landed") + number(holder, "wrong") +
-                             number(holder, "refetched") +
-                             number(holder, "failed"));
-        landed += number(holder, "landed");
-        bytes += number(holder, "bytes");
-    }
-    assert_int_equal(landed, number(object, "blocks_moved"));
-    assert_int_equal(bytes, number(object, "bytes"));
-    assert_true(flag(object, "accounted"));
-}
-
-/* A run in which all blocks came, and right. */
-static void assert_good(const json_t *object)
-{
-    assert_accounted(object);
-    assert_int_equal(number(object, "verification_failures"), 0);
-    assert_int_equal(number(object, "blocks_failed"), 0);
-    assert_int_equal(number(object, "requests"), 60);
-    assert_int_equal(number(object, "blocks"), 1486);
-    assert_false(flag(object, "interrupted"));
-}
 
 /* -------------------------------------------------------------------- cases */
 
@@ -280,6 +38,7 @@ static void words_and_their_mistakes(void **state)
     REFUSED("started by 'kvt replay'", "replay-node");
 }
 
+/* B41 */
 static void info_tells_engines_and_limits(void **state)
 {
     struct run run;
@@ -431,9 +190,10 @@ static void a_model_is_many_runs_of_pages(void **state)
     assert_true(real(object, "scale") < 0.11);
     assert_int_equal(number(object, "kvt_blocks"),
                      number(object, "blocks_moved") * 48 * 32);
-    /* The 32 pages of a block are adjacent in each run, on both sides. */
+    /* The 32 pages of a block are adjacent in each run, on both sides; a few
+     * of these runs are cut by the end of a request. */
     assert_true(number(object, "merged_copies") >=
-                number(object, "blocks_moved") * 48 * 31);
+                number(object, "blocks_moved") * 48 * 30);
     assert_says(&run.out[1], "scale 1:");
     json_decref(object);
     end(&run);
@@ -542,10 +302,7 @@ static void an_interrupted_run_still_reports(void **state)
 
     (void)state;
     start(&run, arguments);
-    while (run.out[1].length == 0 ||
-           strstr(run.out[1].text, "requests/s") == NULL) {
-        assert_true(read_output(&run));
-    }
+    read_until(&run, 1, "requests/s");
     assert_int_equal(kill(run.pid, SIGINT), 0);
     finish(&run);
     assert_status(&run, 130);
@@ -622,14 +379,8 @@ int main(void)
         cmocka_unit_test(bench_refuses_bad_indices_at_every_size),
     };
 
-    if (getenv("KVT_TEST_COMMAND") == NULL ||
-        getenv("KVT_TEST_SOURCE_DIR") == NULL) {
-        printf("skipped: KVT_TEST_COMMAND and KVT_TEST_SOURCE_DIR say what to "
-               "test; ctest sets them\n");
+    if (!command_is_known()) {
         return 77;
     }
-    (void)snprintf(trace_path, sizeof(trace_path),
-                   "%s/tests/data/conversation_500.jsonl",
-                   getenv("KVT_TEST_SOURCE_DIR"));
     return cmocka_run_group_tests(tests, NULL, NULL) == 0 ? 0 : 1;
 }

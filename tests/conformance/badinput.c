@@ -375,6 +375,7 @@ static unsigned count_wrong_in_child(struct bad *b, kvt_transport *faulty)
     return b->wrong + count_unseen(b, "forked", NULL);
 }
 
+/* B36 */
 static void forked_children_are_refused_by_every_call(void **state)
 {
     static struct bad bad;

@@ -78,7 +78,6 @@ static void an_idle_peer_s_death_is_noticed_and_writes_refused(void **state)
     struct kvt_result result;
 
     (void)state;
-    need_local();
     across_open(&across, NULL);
     child_kill(&across.child);
     assert_soon(!kvt_peer_loaded(across.a.t, across.peer));
@@ -100,7 +99,6 @@ static void a_clean_exit_is_noticed_too(void **state)
     struct across across;
 
     (void)state;
-    need_local();
     across_open(&across, NULL);
     child_end(&across.child);
     assert_soon(!kvt_peer_loaded(across.a.t, across.peer));
@@ -108,14 +106,26 @@ static void a_clean_exit_is_noticed_too(void **state)
     node_close(&across.a);
 }
 
+/* Whom NIXL posts to when it finds the link broken, it rejects. */
+static void assert_done_or_gone(const struct kvt_result *result)
+{
+    bool gone = result->state == KVT_DISCONNECTED &&
+                result->code == KVT_EDISCONNECTED;
+    bool rejected = suite.nixl && result->state == KVT_REJECTED &&
+                    result->code == KVT_EREJECTED;
+
+    assert_true((result->flags & KVT_QUIESCENT) != 0);
+    assert_true(result->state == KVT_DONE || gone || rejected);
+    assert_true(!gone || result->scope == KVT_SCOPE_PEER);
+}
+
 static void every_write_at_a_kill_ends_once_and_quiescent(void **state)
 {
     const struct pool_shape shape = {.block_bytes = 65536, .count = 64};
     enum { COUNT = 32 };
-    int rounds = suite.slow ? 3 : 10;
+    int rounds = suite.slow || suite.agent ? 3 : 10;
 
     (void)state;
-    need_local();
     for (int round = 0; round < rounds; round++) {
         struct kvt_result results[COUNT];
         struct across across;
@@ -132,12 +142,7 @@ static void every_write_at_a_kill_ends_once_and_quiescent(void **state)
         }
         wait_results(across.a.t, across.peer, results, accepted);
         for (size_t i = 0; i < accepted; i++) {
-            assert_true((results[i].flags & KVT_QUIESCENT) != 0);
-            assert_true(results[i].state == KVT_DONE ||
-                        results[i].state == KVT_DISCONNECTED);
-            assert_true(results[i].state == KVT_DONE ||
-                        (results[i].code == KVT_EDISCONNECTED &&
-                         results[i].scope == KVT_SCOPE_PEER));
+            assert_done_or_gone(&results[i]);
         }
         assert_int_equal(stats_of(across.a.t).inflight, 0);
         assert_int_equal(kvt_poll(across.a.t, KVT_ANY, results, 1), 0);
@@ -146,14 +151,14 @@ static void every_write_at_a_kill_ends_once_and_quiescent(void **state)
     }
 }
 
+/* B01 */
 static void a_restart_under_the_same_name_works_at_once(void **state)
 {
     struct node_plan plan = suite_plan(NULL);
-    int rounds = suite.slow ? 10 : 50;
+    int rounds = suite.agent ? 4 : suite.slow ? 10 : 50;
     struct across across;
 
     (void)state;
-    need_local();
     plan.name = "t0";
     across_open(&across, NULL);
     child_end(&across.child);
@@ -172,6 +177,7 @@ static void a_restart_under_the_same_name_works_at_once(void **state)
     node_close(&across.a);
 }
 
+/* B05 */
 static void an_old_blob_is_not_taken_for_the_new_process(void **state)
 {
     struct node_plan plan = suite_plan(NULL);
@@ -181,7 +187,6 @@ static void an_old_blob_is_not_taken_for_the_new_process(void **state)
     void *old;
 
     (void)state;
-    need_local();
     across_open(&across, NULL);
     old = child_metadata(&across.child, &params.metadata_length);
     params.metadata = old;
@@ -199,7 +204,7 @@ static void an_old_blob_is_not_taken_for_the_new_process(void **state)
 }
 
 /* pid and start time survive an exec, and without randomization so do the
- * addresses: only what is read back from the process tells. */
+ * addresses: only what is read back from the process tells. (B05) */
 static void a_process_that_execs_is_another_one(void **state)
 {
     struct node_plan plan = suite_plan(NULL);
@@ -208,7 +213,6 @@ static void a_process_that_execs_is_another_one(void **state)
     int code;
 
     (void)state;
-    need_local();
     node_open(&across.a, &plan);
     child_start(&across.child);
     child_fix_addresses(&across.child);
@@ -239,6 +243,7 @@ static void a_process_that_execs_is_another_one(void **state)
     across_close(&across);
 }
 
+/* B36 */
 static void a_target_that_forks_stays_the_target(void **state)
 {
     struct across across;
@@ -259,18 +264,51 @@ static void a_target_that_forks_stays_the_target(void **state)
     across_close(&across);
 }
 
-/* One-sided: the target's threads need not run. */
+/* One-sided: the target's threads need not run once there is a connection.
+ * (B13) */
 static void a_stopped_target_is_written_all_the_same(void **state)
 {
     struct across across;
 
     (void)state;
-    need_local();
+    need_no_tcp("over TCP the target's own thread receives");
     across_open(&across, NULL);
+    (void)wait_done(across.a.t, across_write(&across, 1, NULL));
     child_stop(&across.child);
     across_expect(&across, 64);
     (void)wait_done(across.a.t, across_write(&across, 64, NULL));
     child_continue(&across.child);
+    child_check(&across.child, "child");
+    across_close(&across);
+}
+
+/* Where it takes part, a deadline ends the wait and not the write: that is
+ * quiescent when the target goes on, and not before. (B13) */
+static void a_write_to_a_stopped_target_ends_when_it_goes_on(void **state)
+{
+    const struct pool_shape shape = {.block_bytes = 65536, .count = 256};
+    struct kvt_xfer_options options = {.size = sizeof options,
+                                       .timeout_ns = 200 * MS};
+    struct kvt_result result;
+    struct across across;
+    kvt_xfer id;
+
+    (void)state;
+    if (!suite.tcp) {
+        leave_case("over TCP, where a stopped target takes part");
+    }
+    across_open(&across, &shape);
+    (void)wait_done(across.a.t, across_write(&across, 1, NULL));
+    child_stop(&across.child);
+    id = across_write(&across, 256, &options);
+    assert_false(wait_fd(across.a.t, 500));
+    assert_false(is_quiescent(across.a.t, id));
+    child_continue(&across.child);
+    result = wait_xfer(across.a.t, id);
+    assert_int_equal(result.state, KVT_TIMED_OUT);
+    assert_true((result.flags & KVT_QUIESCENT) != 0);
+    (void)wait_done(across.a.t, across_write(&across, 256, NULL));
+    across_expect(&across, 256);
     child_check(&across.child, "child");
     across_close(&across);
 }
@@ -282,7 +320,7 @@ static void unmapped_memory_at_the_target_fails_the_request_only(void **state)
     struct kvt_result result;
 
     (void)state;
-    need_local();
+    need_local("by NIXL a hole breaks the link, or is not even seen");
     across_open(&across, &shape);
     child_unmap(&across.child, 8, 8192);
     across_write(&across, 16, NULL);
@@ -299,6 +337,38 @@ static void unmapped_memory_at_the_target_fails_the_request_only(void **state)
     node_close(&across.a);
 }
 
+/* The hole is where the request begins, and only the death of the process, by
+ * us or over TCP by the hole itself, ends the doubt. */
+static void a_hole_at_the_target_is_in_doubt_until_its_end(void **state)
+{
+    const struct pool_shape shape = {.block_bytes = 4096, .count = 16};
+    struct across across;
+    struct kvt_result result;
+    kvt_xfer id;
+
+    (void)state;
+    if (!suite.nixl) {
+        leave_case("by NIXL, where a hole breaks the link");
+    }
+    across_open(&across, &shape);
+    (void)wait_done(across.a.t, across_write(&across, 1, NULL));
+    child_unmap(&across.child, 0, 8192);
+    id = across_write(&across, 1, NULL);
+    assert_soon(!kvt_peer_loaded(across.a.t, across.peer));
+    assert_int_equal(try_write(&across), KVT_EDISCONNECTED);
+    if (!suite.tcp) {
+        assert_false(is_quiescent(across.a.t, id));
+    }
+    child_bury(&across.child);
+    result = wait_xfer(across.a.t, id);
+    assert_true(result.state == KVT_REJECTED ||
+                result.state == KVT_DISCONNECTED);
+    assert_int_equal(result.bytes_done, 0);
+    assert_true((result.flags & KVT_QUIESCENT) != 0);
+    child_forget(&across.child);
+    node_close(&across.a);
+}
+
 static void one_peer_s_death_leaves_the_others(void **state)
 {
     struct node_plan plan = suite_plan(NULL);
@@ -306,7 +376,6 @@ static void one_peer_s_death_leaves_the_others(void **state)
     struct across other;
 
     (void)state;
-    need_local();
     across_open(&across, NULL);
     other = across;
     child_begin(&other.child, &plan);
@@ -350,7 +419,9 @@ static const struct CMUnitTest cases[] = {
     cmocka_unit_test(a_process_that_execs_is_another_one),
     cmocka_unit_test(a_target_that_forks_stays_the_target),
     cmocka_unit_test(a_stopped_target_is_written_all_the_same),
+    cmocka_unit_test(a_write_to_a_stopped_target_ends_when_it_goes_on),
     cmocka_unit_test(unmapped_memory_at_the_target_fails_the_request_only),
+    cmocka_unit_test(a_hole_at_the_target_is_in_doubt_until_its_end),
     cmocka_unit_test(one_peer_s_death_leaves_the_others),
     cmocka_unit_test(confirm_dead_needs_a_peer_and_disconnects_it),
 };

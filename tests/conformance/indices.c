@@ -17,6 +17,7 @@ static int write_indices(const struct pair *pair,
                             pair->remote, remote, NULL, ret_id, ERR);
 }
 
+/* B22 */
 static void every_integer_type_is_taken(void **state)
 {
     const uint32_t u32[] = {1, 63};
@@ -46,6 +47,7 @@ static void every_integer_type_is_taken(void **state)
     pair_close(&pair);
 }
 
+/* B29 */
 static void one_bad_index_of_any_number_refuses_all(void **state)
 {
     static const uint64_t counts[] = {1, 2, 63, 64, 255, 256, 1000, 65536};
@@ -82,6 +84,7 @@ static void one_bad_index_of_any_number_refuses_all(void **state)
     free(bad);
 }
 
+/* B20 */
 static void negative_indices_are_out_of_range(void **state)
 {
     const int32_t i32[] = {0, -1};
@@ -142,6 +145,7 @@ static void malformed_index_lists_are_refused(void **state)
     pair_close(&pair);
 }
 
+/* B27 */
 static void unequal_block_lengths_are_a_mismatch_with_both_values(void **state)
 {
     const struct pool_shape small = {.block_bytes = 4096, .count = 8};
@@ -165,6 +169,7 @@ static void unequal_block_lengths_are_a_mismatch_with_both_values(void **state)
     pair_close(&pair);
 }
 
+/* B22 */
 static void one_destination_twice_holds_either_source(void **state)
 {
     const uint32_t from[] = {1, 2, 3};
@@ -293,6 +298,7 @@ static void ids_are_never_used_again(void **state)
     pair_close(&pair);
 }
 
+/* B47 */
 static void warm_up_is_a_transfer_without_bytes(void **state)
 {
     struct kvt_xfer_options options = {.size = sizeof options, .user_data = 5};

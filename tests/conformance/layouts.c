@@ -271,6 +271,7 @@ static void big_write(struct big *big, struct pair *pair, uint32_t index)
     assert_true(seen == stamp);
 }
 
+/* B20 */
 static void blocks_beyond_4_gib_go_to_their_own_address(void **state)
 {
     const uint32_t good[] = {32767, 32768, 65535, 65536, 98303};
@@ -308,25 +309,41 @@ static void blocks_beyond_4_gib_go_to_their_own_address(void **state)
     big_close(&big, &pair);
 }
 
+/* In use more while so many blocks of 64 bytes are registered, imported and
+ * laid out. */
+static uint64_t heap_of(uint64_t count)
+{
+    uint64_t before = usage_now().heap_bytes;
+    uint64_t during;
+    struct pair pair;
+    struct big big;
+
+    big_open(&big, &pair, 64, count);
+    during = usage_now().heap_bytes;
+    big_close(&big, &pair);
+    return during > before ? during - before : 0;
+}
+
+/* B19 */
 static void ten_million_blocks_cost_no_memory(void **state)
 {
     const uint32_t some[] = {0, 1, 4999999, 5000001, 9999999};
-    struct usage before;
+    uint64_t of_one;
     struct pair pair;
     struct big big;
 
     (void)state;
-    before = usage_now();
+    /* The agents need some memory of their own, for any number of blocks. */
+    of_one = heap_of(1);
+    assert_true(heap_of(10000000) < of_one + (uint64_t)4 * 1048576);
     big_open(&big, &pair, 64, 10000000);
-    assert_true(usage_now().heap_bytes <
-                before.heap_bytes + (uint64_t)16 * 1048576);
     for (size_t i = 0; i < 5; i++) {
         big_write(&big, &pair, some[i]);
     }
     big_close(&big, &pair);
 }
 
-/* 160 runs, as the layers and halves of a large model. */
+/* 160 runs, as the layers and halves of a large model. (B19) */
 static void two_hundred_million_blocks_take_under_64_kib(void **state)
 {
     enum { RUNS = 160 };
@@ -335,7 +352,7 @@ static void two_hundred_million_blocks_take_under_64_kib(void **state)
     struct node_plan plan = suite_plan(NULL);
     static struct kvt_run runs[RUNS];
     struct kvt_region region;
-    struct usage before;
+    uint64_t least = UINT64_MAX;
     struct node node;
     kvt_layout layout;
     void *memory;
@@ -353,17 +370,28 @@ static void two_hundred_million_blocks_take_under_64_kib(void **state)
                                    .stride_bytes = 16,
                                    .count = count};
     }
-    before = usage_now();
-    assert_kvt_ok(
-        kvt_prepare(node.t, KVT_SELF, "huge", runs, RUNS, &layout, ERR));
-    assert_true(usage_now().heap_bytes < before.heap_bytes + 65536);
-    assert_int_equal(stats_of(node.t).runs, RUNS + 1);
+    /* An engine's own threads may allocate meanwhile, but not each time. */
+    for (unsigned i = 0; i < 5; i++) {
+        char name[] = {'h', 'u', 'g', 'e', (char)('0' + i), '\0'};
+        uint64_t before = usage_now().heap_bytes;
+        uint64_t after;
+
+        assert_kvt_ok(
+            kvt_prepare(node.t, KVT_SELF, name, runs, RUNS, &layout, ERR));
+        after = usage_now().heap_bytes;
+        if (after - before < least) {
+            least = after - before;
+        }
+        assert_int_equal(stats_of(node.t).runs, (i + 1) * RUNS + 1);
+    }
+    assert_true(least < 65536);
     node_close(&node);
     (void)munmap(memory, bytes);
 }
 
 /* --------------------------------------------------------------- shrinking */
 
+/* B29 */
 static void a_peer_that_shrank_refuses_its_old_indices(void **state)
 {
     struct kvt_region region;

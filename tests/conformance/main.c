@@ -11,7 +11,7 @@
 int main(int argc, char **argv)
 {
     const char *engine;
-    struct test_group groups[20];
+    struct test_group groups[22];
     size_t count = 0;
     int status;
 
@@ -28,6 +28,7 @@ int main(int argc, char **argv)
     groups[count++] = metadata_group;
     groups[count++] = peers_group;
     groups[count++] = death_group;
+    groups[count++] = stopped_group;
     groups[count++] = access_group;
     groups[count++] = layouts_group;
     groups[count++] = writes_group;
@@ -40,6 +41,8 @@ int main(int argc, char **argv)
     groups[count++] = notes_group;
     groups[count++] = threads_group;
     groups[count++] = stats_group;
+    groups[count++] = reported_group;
     groups[count++] = badinput_group;
-    return kvt_test_main(groups, count, argc > 2 ? argv[2] : NULL);
+    status = kvt_test_main(groups, count, argc > 2 ? argv[2] : NULL);
+    return suite_end(status, argc <= 2);
 }

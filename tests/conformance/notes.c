@@ -34,6 +34,7 @@ static void assert_no_note(const struct pair *pair)
     assert_int_equal(kvt_notification(pair->b.t, &note, &byte, 1), 0);
 }
 
+/* B30 */
 static void messages_of_any_size_arrive_whole(void **state)
 {
     static const size_t sizes[] = {0, 1, 255, 256, 257, 4096, 65535, NOTE_MAX};
@@ -61,6 +62,7 @@ static void messages_of_any_size_arrive_whole(void **state)
     pair_close(&pair);
 }
 
+/* B30 */
 static void messages_over_the_limit_are_refused(void **state)
 {
     static unsigned char bytes[NOTE_MAX + 1];
@@ -88,6 +90,7 @@ static void messages_over_the_limit_are_refused(void **state)
     pair_close(&pair);
 }
 
+/* B30 */
 static void the_limit_can_be_raised_to_128_kib(void **state)
 {
     static unsigned char sent[131072];
@@ -110,6 +113,7 @@ static void the_limit_can_be_raised_to_128_kib(void **state)
     pair_close(&pair);
 }
 
+/* B30 */
 static void a_small_buffer_leaves_the_message_queued(void **state)
 {
     struct kvt_notification note = {0};
@@ -130,6 +134,7 @@ static void a_small_buffer_leaves_the_message_queued(void **state)
     pair_close(&pair);
 }
 
+/* B32 */
 static void a_thousand_unread_messages_keep_their_order(void **state)
 {
     struct pair pair;
@@ -150,6 +155,7 @@ static void a_thousand_unread_messages_keep_their_order(void **state)
     pair_close(&pair);
 }
 
+/* B32 */
 static void a_sender_is_named_by_its_peer_id_once_added(void **state)
 {
     struct pair pair;
@@ -174,7 +180,7 @@ static void a_sender_is_named_by_its_peer_id_once_added(void **state)
     pair_close(&pair);
 }
 
-/* Both queues are full, the sender hears it, and nothing is lost. */
+/* Both queues are full, the sender hears it, and nothing is lost. (B32) */
 static void a_peer_that_does_not_read_pushes_back(void **state)
 {
     enum { LIMIT = 8 };
@@ -187,6 +193,7 @@ static void a_peer_that_does_not_read_pushes_back(void **state)
 
     (void)state;
     need_notify();
+    need_local("NIXL takes any number of messages and never pushes back");
     a.options.notify_max = b.options.notify_max = LIMIT;
     pair_open(&pair, &a, &b);
     /* The way between the two holds some more; it ends too. */

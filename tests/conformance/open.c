@@ -54,6 +54,7 @@ static void null_options_take_every_default(void **state)
     assert_int_equal(unsetenv("KVT_ENGINE"), 0);
 }
 
+/* B40 */
 static void auto_opens_an_engine_that_starts(void **state)
 {
     struct kvt_options options = options_of("auto");
@@ -64,6 +65,7 @@ static void auto_opens_an_engine_that_starts(void **state)
     kvt_free(t);
 }
 
+/* B46 */
 static void agent_names_are_kept_byte_for_byte(void **state)
 {
     char longest[KVT_NAME_MAX + 1];
@@ -81,6 +83,7 @@ static void agent_names_are_kept_byte_for_byte(void **state)
     }
 }
 
+/* B46 */
 static void agent_names_have_1_to_255_bytes(void **state)
 {
     struct kvt_options options = options_of(suite.engine);

@@ -280,7 +280,7 @@ static void status_takes_nothing(void **state)
     pair_close(&pair);
 }
 
-/* A second peer's small transfer is not stuck behind a long one. */
+/* A second peer's small transfer is not stuck behind a long one. (B13) */
 static void a_held_peer_does_not_hold_another(void **state)
 {
     struct node_plan a = suite_plan(NULL);
@@ -297,6 +297,8 @@ static void a_held_peer_does_not_hold_another(void **state)
     (void)state;
     need_fault();
     a.engine = suite_engine("window=2");
+    /* Light ones would have a window of their own. */
+    a.shape.block_bytes = b.shape.block_bytes = c.shape.block_bytes = 32768;
     pair_open(&trio.pair, &a, &b);
     node_open(&trio.other, &c);
     metadata = node_metadata(&trio.other, &length);

@@ -82,6 +82,7 @@ static void reload_keeps_ids_and_layouts_and_moves_the_generation(void **state)
     pair_close(&pair);
 }
 
+/* B03 */
 static void a_failed_load_leaves_the_peer_unloaded_until_one_works(void **state)
 {
     struct kvt_run run;
@@ -302,6 +303,7 @@ static void an_unreadable_transfer_of_old_harms_no_reload(void **state)
 
     (void)state;
     suite_fault_pair(&pair, NULL, "", 20 * MS);
+    assert_works(&pair); /* there is a connection from here on */
     set_rules(&pair, "unreadable=1");
     id = pair_write_one(&pair, 1, 1, NULL);
     result = wait_xfer(pair.a.t, id);
@@ -322,6 +324,7 @@ static void an_unreadable_transfer_of_old_harms_no_reload(void **state)
     pair_close(&pair);
 }
 
+/* B03 */
 static void a_reload_repairs_a_broken_link(void **state)
 {
     struct pair pair;

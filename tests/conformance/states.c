@@ -279,6 +279,7 @@ static void delays_change_no_result(void **state)
 
 /* ------------------------------------------------------------ several parts */
 
+/* B08 */
 static void a_rejected_part_waits_for_the_posted_ones(void **state)
 {
     const uint32_t blocks[] = {0, 2, 4, 6, 8, 10};
@@ -303,6 +304,7 @@ static void a_rejected_part_waits_for_the_posted_ones(void **state)
     pair_close(&pair);
 }
 
+/* B08 */
 static void the_first_error_of_several_is_kept(void **state)
 {
     const uint32_t blocks[] = {0, 2, 4};
@@ -347,6 +349,7 @@ static void our_memory_may_be_final_before_theirs(void **state)
     pair_close(&pair);
 }
 
+/* B08 */
 static void all_parts_must_be_final_for_a_side_to_be(void **state)
 {
     const uint32_t blocks[] = {0, 2, 4};
@@ -400,6 +403,7 @@ static void a_final_result_never_changes(void **state)
     pair_close(&pair);
 }
 
+/* B47 */
 static void a_failed_warm_up_is_a_failed_request(void **state)
 {
     struct kvt_result result;
@@ -416,6 +420,7 @@ static void a_failed_warm_up_is_a_failed_request(void **state)
     pair_close(&pair);
 }
 
+/* B11 */
 static void one_failed_of_eight_ends_alone(void **state)
 {
     struct kvt_result results[8];

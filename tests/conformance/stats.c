@@ -53,6 +53,7 @@ static unsigned long long value_of(const char *text, const char *name,
     return value;
 }
 
+/* B51 */
 static void counters_say_what_was_done(void **state)
 {
     const uint32_t blocks[] = {0, 1, 2, 10, 20};

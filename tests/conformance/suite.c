@@ -5,30 +5,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifndef __has_feature
-#define __has_feature(name) 0
-#endif
-
-#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
-#define SUITE_TSAN true
-#else
-#define SUITE_TSAN false
-#endif
-
-#if defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
-#define SUITE_SLOW true
-#else
-#define SUITE_SLOW SUITE_TSAN
-#endif
+#include "sanitizer.h"
 
 struct suite suite;
 
+static bool is_set(const char *variable, const char *value)
+{
+    const char *have = getenv(variable);
+
+    return have != NULL && strcmp(have, value) == 0;
+}
+
 static bool read_kinds(void)
 {
+    bool any = strcmp(suite.base, "auto") == 0;
     struct kvt_engine_info info;
-    bool known = strcmp(suite.base, "auto") == 0;
+    bool known = any;
 
     for (uint32_t i = 0; kvt_engine_info(i, &info) == KVT_OK; i++) {
+        if (strcmp(info.name, "nixl") == 0) {
+            suite.agent = strcmp(suite.base, "nixl") == 0 ||
+                          (any && info.code == KVT_OK);
+        }
         if (strcmp(info.name, suite.base) == 0) {
             known = true;
             suite.vram = (info.kinds & 1u << KVT_VRAM) != 0;
@@ -45,40 +43,97 @@ static bool read_kinds(void)
     return known;
 }
 
-int suite_begin(const char *engine)
+/* Which way DRAM goes between two agents on this host. */
+static int read_path(kvt_transport *a, kvt_transport *b, struct kvt_error *err)
+{
+    static unsigned char metadata[65536];
+    struct kvt_peer_params params = {
+        .size = sizeof params, .name = "b", .metadata = metadata};
+    struct kvt_peer_info info;
+    kvt_peer peer = 0;
+    int code;
+
+    code = kvt_metadata(b, metadata, sizeof metadata, &params.metadata_length,
+                        err);
+    if (code == KVT_OK) {
+        code = kvt_peer_add(a, &params, &peer, err);
+    }
+    if (code != KVT_OK) {
+        return code;
+    }
+    (void)kvt_peer_info(a, peer, &info);
+    suite.local = strcmp(info.path, "local") == 0;
+    suite.nixl = strcmp(info.path, "nixl") == 0;
+    suite.tcp = suite.nixl && is_set("UCX_TLS", "tcp");
+    suite.notify = kvt_notify(a, peer, NULL, 0, NULL) != KVT_EUNSUPPORTED;
+    return KVT_OK;
+}
+
+static int read_engine(const char *engine)
 {
     struct kvt_options options = {.size = sizeof options, .engine = engine};
-    kvt_transport *t = NULL;
-    struct kvt_error err;
+    struct kvt_error err = {0};
+    kvt_transport *a = NULL;
+    kvt_transport *b = NULL;
+    int code = kvt_open(&options, &a, &err);
+
+    if (code == KVT_OK) {
+        code = kvt_open(&options, &b, &err);
+    }
+    if (code == KVT_OK) {
+        code = read_path(a, b, &err);
+    }
+    kvt_free(a);
+    kvt_free(b);
+    if (code != KVT_OK) {
+        (void)fprintf(stderr, "%s: %s: %s\n", engine, kvt_errname(code),
+                      err.text);
+        return 1;
+    }
+    if (suite.local == suite.nixl ||
+        (suite.local && suite.agent && is_set("KVT_SAME_HOST", "0"))) {
+        (void)fprintf(stderr, "%s: DRAM goes the wrong way on this host\n",
+                      engine);
+        return 1;
+    }
+    return 0;
+}
+
+int suite_begin(const char *engine)
+{
     const char *base = engine;
 
     suite.engine = engine;
-    suite.slow = SUITE_SLOW;
-    suite.tsan = SUITE_TSAN;
+    suite.slow = BUILT_WITH_ASAN || BUILT_WITH_TSAN;
+    suite.tsan = BUILT_WITH_TSAN;
     if (strncmp(engine, "fault:", 6) == 0) {
         suite.fault = true;
         base += 6;
     }
     (void)snprintf(suite.base, sizeof suite.base, "%.*s",
                    (int)strcspn(base, "?"), base);
-    suite.local = strcmp(suite.base, "local") == 0;
-    if (!read_kinds()) {
-        return 77;
-    }
-    if (kvt_open(&options, &t, &err) != KVT_OK) {
-        (void)fprintf(stderr, "kvt_open: %s: %s\n", kvt_errname(err.code),
-                      err.text);
-        return 1;
-    }
-    suite.notify = kvt_notify(t, 1, NULL, 0, NULL) != KVT_EUNSUPPORTED;
-    kvt_free(t);
-    return 0;
+    return read_kinds() ? read_engine(engine) : 77;
+}
+
+int suite_end(int status, bool all)
+{
+    bool wrong = (suite.nixl && moved_bytes.local > 0) ||
+                 (suite.local && moved_bytes.nixl > 0) ||
+                 (all && status == 0 &&
+                  moved_bytes.local + moved_bytes.nixl == 0);
+
+    (void)printf("bytes moved by the agents that were closed: %llu local, "
+                 "%llu nixl%s\n",
+                 (unsigned long long)moved_bytes.local,
+                 (unsigned long long)moved_bytes.nixl,
+                 wrong ? ": FAILED, they went the wrong way" : "");
+    return wrong ? 1 : status;
 }
 
 void need_fault(void)
 {
     if (!suite.fault) {
-        skip_case("needs the fault engine around %s", suite.base);
+        leave_case("on fault:%s", suite.base);
     }
 }
 
@@ -89,10 +144,17 @@ void need_notify(void)
     }
 }
 
-void need_local(void)
+void need_local(const char *why)
 {
     if (!suite.local) {
-        skip_case("engine %s does not watch the peer's process", suite.base);
+        skip_case("%s", why);
+    }
+}
+
+void need_no_tcp(const char *why)
+{
+    if (suite.tcp) {
+        skip_case("%s", why);
     }
 }
 
@@ -125,9 +187,16 @@ const char *suite_engine(const char *rules)
 
 void suite_pair(struct pair *pair, const struct pool_shape *shape)
 {
+    suite_pair_with_grace(pair, shape, 0);
+}
+
+void suite_pair_with_grace(struct pair *pair, const struct pool_shape *shape,
+                           uint64_t grace_ns)
+{
     struct node_plan a = suite_plan(shape);
     struct node_plan b = suite_plan(shape);
 
+    a.options.grace_ns = grace_ns;
     pair_open(pair, &a, &b);
 }
 
@@ -145,8 +214,10 @@ void suite_fault_pair(struct pair *pair, const struct pool_shape *shape,
 
 void suite_leak_pair(struct pair *pair)
 {
+    count_bytes(pair->a.t);
     kvt_free(pair->a.t);
     (void)kvt_close(pair->b.t, 100 * MS, NULL);
+    count_bytes(pair->b.t);
     kvt_free(pair->b.t);
     *pair = (struct pair){0};
 }

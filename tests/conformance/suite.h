@@ -21,6 +21,11 @@ struct suite {
     bool notify;
     bool vram;
     bool local; /* DRAM on this host goes by the local engine */
+    bool nixl;  /* it goes by NIXL */
+    bool tcp;   /* by NIXL over TCP, also on this host */
+    bool agent; /* there is an agent of NIXL's: a quarter of a second and dozens
+                 * of descriptors for each transport, and it connects when it
+                 * likes */
     bool slow;  /* a sanitizer is on: fewer rounds */
     bool tsan;  /* the thread sanitizer */
 };
@@ -28,15 +33,20 @@ struct suite {
 extern struct suite suite;
 
 /* Fills `suite`. 0, or the exit status with a message: 77 when this build or
- * machine does not have the engine, 1 when it has and it does not open. */
+ * machine does not have the engine, 1 when it has and it does not work. */
 int suite_begin(const char *engine);
+/* Says which way the bytes went; the exit status becomes 1 when one went
+ * another way than the engine says. */
+int suite_end(int status, bool all);
 
-/* End the case as skipped unless the engine can. */
+/* End the case as skipped unless the engine can; fault's are run where the
+ * engine is fault's. */
 void need_fault(void);
 void need_notify(void);
-/* The peer's process and memory are under the local engine's eyes: death is
- * noticed, memory can be taken back. */
-void need_local(void);
+/* Skipped where DRAM goes by NIXL, which cannot do this, and why. */
+void need_local(const char *why);
+/* Likewise over TCP. */
+void need_no_tcp(const char *why);
 
 uint64_t suite_seed(void);
 /* A plan with the suite's engine and a seed of its own. */
@@ -44,6 +54,9 @@ struct node_plan suite_plan(const struct pool_shape *shape);
 /* "fault:ENGINE?RULES", valid until the next call. */
 const char *suite_engine(const char *rules);
 void suite_pair(struct pair *pair, const struct pool_shape *shape);
+/* Soon lost is what NIXL cannot prove. */
+void suite_pair_with_grace(struct pair *pair, const struct pool_shape *shape,
+                           uint64_t grace_ns);
 /* The side that moves goes wrong by these rules; grace 0: the default. */
 void suite_fault_pair(struct pair *pair, const struct pool_shape *shape,
                       const char *rules, uint64_t grace_ns);
@@ -77,6 +90,7 @@ extern const struct test_group revoke_group;
 extern const struct test_group metadata_group;
 extern const struct test_group peers_group;
 extern const struct test_group death_group;
+extern const struct test_group stopped_group;
 extern const struct test_group access_group;
 extern const struct test_group layouts_group;
 extern const struct test_group writes_group;
@@ -89,6 +103,7 @@ extern const struct test_group polls_group;
 extern const struct test_group notes_group;
 extern const struct test_group threads_group;
 extern const struct test_group stats_group;
+extern const struct test_group reported_group;
 extern const struct test_group badinput_group;
 
 #endif /* KVT_CONFORMANCE_SUITE_H */

@@ -178,7 +178,7 @@ static void blocks_are_counted_through_the_runs_in_order(void **state)
     pair_close(&pair);
 }
 
-/* Block lengths must fit pair by pair, not layout by layout. */
+/* Block lengths must fit pair by pair, not layout by layout. (B27) */
 static void block_lengths_are_compared_pair_by_pair(void **state)
 {
     struct kvt_run runs[2];
@@ -283,6 +283,7 @@ static void any_cut_into_requests_lands_exactly(void **state)
     }
 }
 
+/* B16 */
 static void sixty_five_thousand_blocks_in_any_order(void **state)
 {
     enum { COUNT = 65536 };

@@ -14,9 +14,10 @@ while IFS= read -r file; do
         failed=1
     fi
 done < <(
-    find src tools -type f -name '*.[ch]'
+    find bench python src tools -type f -name '*.[ch]'
     find . \( -name build -o -name .git \) -prune -o \
         -path ./src -prune -o -path ./tools -prune -o \
+        -path ./python -prune -o -path ./bench -prune -o \
         -path ./include/kvt/kvt.h -prune -o -type f -name '*.h' -print
 )
 exit "$failed"

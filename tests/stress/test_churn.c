@@ -320,6 +320,7 @@ static void run_all(const char *engine)
     kvt_free(all.target);
 }
 
+/* B49 */
 static void churn_on_local_leaves_nothing(void **state)
 {
     (void)state;

@@ -195,6 +195,14 @@ static void fork_idle(void)
     assert_true(pid > 0 && waitpid(pid, NULL, 0) == pid);
 }
 
+/* That user's home is not ours; libraries look into it. */
+static int become_user(uint32_t id)
+{
+    return setenv("HOME", "/", 1) == 0 && setgid(id) == 0 && setuid(id) == 0
+               ? KVT_OK
+               : KVT_EPERM;
+}
+
 /* Sets the answer; *ret_bytes is malloc()ed or NULL. */
 static void obey(int fd, struct node *node, struct child_message *message,
                  const void *bytes, void **ret_bytes)
@@ -241,6 +249,8 @@ static void obey(int fd, struct node *node, struct child_message *message,
         break;
     case CHILD_CLOSE:
         message->code = kvt_close(node->t, message->id, NULL);
+        message->id = stats_of(node->t).bytes_local;
+        message->other = stats_of(node->t).bytes_nixl;
         break;
     case CHILD_NOTIFY:
         send_note(node, message, bytes);
@@ -256,10 +266,7 @@ static void obey(int fd, struct node *node, struct child_message *message,
         fork_idle();
         break;
     case CHILD_DROP_USER:
-        message->code = setgid((gid_t)message->id) == 0 &&
-                                setuid((uid_t)message->id) == 0
-                            ? KVT_OK
-                            : KVT_EPERM;
+        message->code = become_user((uint32_t)message->id);
         break;
     default:
         break;

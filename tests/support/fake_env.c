@@ -165,6 +165,11 @@ static void wake(void *ctx)
     }
 }
 
+static void light(void *ctx)
+{
+    ((struct fake_env *)ctx)->light = true;
+}
+
 /* --------------------------------------------------------- control thread */
 
 static void drain_wake(struct kvti_watch *woken, uint32_t events)
@@ -223,6 +228,11 @@ static void *run(void *arg)
         run_calls(env);
         if (!env->quit && env->engine != NULL && env->ops->turn != NULL) {
             next_ns = env->ops->turn(env->engine, kvti_now_ns());
+        }
+        if (!env->quit && env->light) {
+            /* What does not answer may not stop the test. */
+            env->light = false;
+            env->ops->work(env->engine, false);
         }
         if (!env->quit) {
             rest(env, next_ns);
@@ -286,9 +296,11 @@ static void init(struct fake_env *env, const struct kvti_engine_ops *ops,
         .unwatch = unwatch,
         .heartbeat = add_heartbeat,
         .wake = wake,
+        .light = light,
         .agent_name = env->agent_name,
         .incarnation = env->incarnation,
         .options = &env->options,
+        .logger = {.log = env->options.log, .ctx = env->options.log_ctx},
     };
 }
 
@@ -309,9 +321,13 @@ int fake_env_try(struct fake_env *env, const struct kvti_engine_ops *ops,
                  const char *agent_name, const struct kvt_options *options,
                  struct kvt_error *err)
 {
+    const char *rest = NULL;
     int code;
 
     init(env, ops, agent_name, options);
+    if (env->options.engine != NULL) {
+        rest = strchr(env->options.engine, ':');
+    }
     env->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     env->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     env->wake_watch = (struct kvti_watch){
@@ -319,7 +335,8 @@ int fake_env_try(struct fake_env *env, const struct kvti_engine_ops *ops,
     if (watch(env, &env->wake_watch) != KVT_OK) {
         give_up("no epoll");
     }
-    code = ops->open(&env->env, "", &env->engine, &env->traits, err);
+    code = ops->open(&env->env, rest != NULL ? rest + 1 : "", &env->engine,
+                     &env->traits, err);
     if (code != KVT_OK) {
         if (env->watch_count != 1) {
             give_up("a failed open left a watch");

@@ -59,9 +59,11 @@ struct fake_env {
     size_t note_capacity; /* more are refused */
     size_t watch_count;
     bool quit;
+    bool light; /* control thread: the engine keeps light chunks */
 };
 
-/* Zeroed options take 2 workers. Fails the program on an error. */
+/* Zeroed options take 2 workers; what follows a colon in `engine` is the
+ * engine's `rest`. Fails the program on an error. */
 void fake_env_open(struct fake_env *env, const struct kvti_engine_ops *ops,
                    const char *agent_name, const struct kvt_options *options);
 /* The same, but returns the engine's error; nothing is left behind then. */

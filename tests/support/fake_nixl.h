@@ -12,9 +12,9 @@
 
 /*
  * The next `times` calls of a function return `value`: "post", "status",
- * "create", "register", "load", "notif", "backend". What was asked for
- * earlier is used up first. A post that is scripted to 1 copies when its status
- * becomes 0.
+ * "create", "register", "load", "notif", "sender" (the size of its messages),
+ * "backend", "agent". What was asked for earlier is used up first. A post that is
+ * scripted to 1 copies when its status becomes 0.
  */
 typedef void fake_nixl_script_fn(const char *what, int value, int times);
 

@@ -11,6 +11,7 @@
  */
 #include "fake_nixl.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -73,6 +74,10 @@ struct nixl_backend {
     int unused;
 };
 
+struct nixl_string_list {
+    int unused;
+};
+
 struct nixl_opt_args {
     bool skip_merge;
 };
@@ -92,6 +97,8 @@ struct nixl_xfer_req {
     int op;
     int status;
     bool posted;
+    bool stale; /* its remote was invalidated since */
+    char remote[256];
     struct descs local;
     struct descs peer;
 };
@@ -150,11 +157,9 @@ static const char *describe(const struct descs *list)
     return text;
 }
 
-/* Enters a function: waits while it is blocked; then its scripted result, or
- * `usual`. With mu held from here on. */
-static int enter(const char *what, int usual)
+/* Waits while this is blocked; with mu held. */
+static void hold(const char *what)
 {
-    pthread_mutex_lock(&mu);
     for (int i = 0; i < SCRIPTS; i++) {
         struct script *block = &blocks[i];
 
@@ -166,6 +171,14 @@ static int enter(const char *what, int usual)
             block->times--;
         }
     }
+}
+
+/* Enters a function: waits while it is blocked; then its scripted result, or
+ * `usual`. With mu held from here on. */
+static int enter(const char *what, int usual)
+{
+    pthread_mutex_lock(&mu);
+    hold(what);
     for (int i = 0; i < SCRIPTS; i++) {
         if (scripts[i].times > 0 && strcmp(scripts[i].what, what) == 0) {
             scripts[i].times--;
@@ -373,13 +386,38 @@ bool nixl_capi_is_stub(void)
     return getenv("FAKE_NIXL_STUB") != NULL;
 }
 
+/* Which GPU's context is current in this thread, where CUDA is loaded. */
+static void say_gpu(const char *when, const char *what)
+{
+    void *cuda = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    int (*get_device)(int *ret);
+    void *symbol = cuda != NULL ? dlsym(cuda, "cuCtxGetDevice") : NULL;
+    int device = -1;
+
+    if (symbol != NULL) {
+        memcpy(&get_device, &symbol, sizeof symbol);
+        if (get_device(&device) == 0) {
+            say("gpu %s %s %d", when, what, device);
+        } else {
+            say("gpu %s %s none", when, what);
+        }
+    }
+    if (cuda != NULL) {
+        (void)dlclose(cuda);
+    }
+}
+
 int nixl_capi_create_configured_agent(const char *name,
                                       const struct nixl_agent_config *config,
                                       struct nixl_agent **ret)
 {
     struct nixl_agent *agent = calloc(1, sizeof *agent);
+    int status = enter("agent", 0);
 
-    (void)enter("agent", 0);
+    if (status != 0) {
+        free(agent);
+        return leave(status);
+    }
     (void)snprintf(agent->name, sizeof agent->name, "%s", name);
     say("agent %s prog=%d listen=%d sync=%d delay=%llu telemetry=%d", name,
         config->enable_prog_thread, config->enable_listen_thread,
@@ -413,6 +451,9 @@ static void free_requests(const struct nixl_agent *agent)
     while (req != NULL) {
         struct nixl_xfer_req *next = req->next;
 
+        if (req->agent == agent && req->posted && req->status == 0) {
+            say("UNRELEASED %d", req->id);
+        }
         if (req->agent == agent) {
             free_request(req);
         }
@@ -436,6 +477,7 @@ int nixl_capi_destroy_agent(struct nixl_agent *agent)
 
     (void)enter("destroy", 0);
     say("destroy_agent %s", check(agent)->name);
+    say_gpu("end", agent->name);
     while (*at != agent) {
         at = &(*at)->next;
     }
@@ -452,6 +494,41 @@ int nixl_capi_destroy_agent(struct nixl_agent *agent)
     free(agent->regs[1].at);
     free(agent);
     return leave(0);
+}
+
+/* In no order, as the real one reads a folder. */
+static const char *const plugins[] = {"UCX", "GDS_MT", "POSIX", "OBJ"};
+
+int nixl_capi_get_available_plugins(struct nixl_agent *agent,
+                                    struct nixl_string_list **ret)
+{
+    static struct nixl_string_list list;
+
+    (void)enter("plugins", 0);
+    (void)check(agent);
+    *ret = &list;
+    return leave(0);
+}
+
+int nixl_capi_string_list_size(struct nixl_string_list *list, size_t *ret)
+{
+    (void)list;
+    *ret = sizeof plugins / sizeof plugins[0];
+    return 0;
+}
+
+int nixl_capi_string_list_get(struct nixl_string_list *list, size_t index,
+                              const char **ret)
+{
+    (void)list;
+    *ret = plugins[index];
+    return 0;
+}
+
+int nixl_capi_destroy_string_list(struct nixl_string_list *list)
+{
+    (void)list;
+    return 0;
 }
 
 int nixl_capi_create_params(struct nixl_params **ret)
@@ -482,8 +559,10 @@ int nixl_capi_create_backend(struct nixl_agent *agent, const char *plugin,
 {
     int status = enter("backend", 0);
 
+    hold(plugin);
     (void)check(agent);
     say("backend %s%s", plugin, params->text);
+    say_gpu("backend", plugin);
     if (status == 0) {
         *ret = calloc(1, sizeof **ret);
     }
@@ -678,6 +757,9 @@ int nixl_capi_invalidate_remote_md(struct nixl_agent *agent, const char *name)
     }
     *at = gone->next;
     free(gone);
+    for (struct nixl_xfer_req *req = requests; req != NULL; req = req->next) {
+        req->stale |= req->agent == agent && strcmp(req->remote, name) == 0;
+    }
     return leave(0);
 }
 
@@ -714,6 +796,7 @@ int nixl_capi_create_xfer_req(struct nixl_agent *agent, int op,
     req->local = copy(&local->list);
     req->peer = copy(&remote->list);
     req->agent = agent;
+    (void)snprintf(req->remote, sizeof req->remote, "%s", name);
     req->next = requests;
     requests = req;
     *ret = req;
@@ -767,6 +850,10 @@ int nixl_capi_get_xfer_status(struct nixl_agent *agent,
     (void)check(agent);
     if (req->agent != agent || !req->posted) {
         abort();
+    }
+    if (req->stale && req->status == 1) {
+        say("STALE %d", req->id);
+        return leave(-6);
     }
     if (req->status == 1) {
         req->status = status;
@@ -905,8 +992,14 @@ int nixl_capi_notif_map_get_agent_at(struct nixl_notif_map *map, size_t index,
 int nixl_capi_notif_map_get_notifs_size(struct nixl_notif_map *map,
                                         const char *name, size_t *ret)
 {
+    int status = enter("sender", 0);
+
+    say("sender %s", name);
     (void)find_note(map, name, 0, ret);
-    return *ret > 0 ? 0 : -1;
+    if (status == 0 && *ret == 0) {
+        status = -1;
+    }
+    return leave(status);
 }
 
 int nixl_capi_notif_map_get_notif(struct nixl_notif_map *map, const char *name,

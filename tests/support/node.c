@@ -196,9 +196,20 @@ void node_open(struct node *node, const struct node_plan *plan)
         kvt_prepare(node->t, KVT_SELF, "pool", &run, 1, &node->layout, ERR));
 }
 
+struct path_bytes moved_bytes;
+
+void count_bytes(kvt_transport *t)
+{
+    struct kvt_stats stats = stats_of(t);
+
+    moved_bytes.local += stats.bytes_local;
+    moved_bytes.nixl += stats.bytes_nixl;
+}
+
 void node_close(struct node *node)
 {
     assert_kvt_ok(kvt_close(node->t, 0, ERR));
+    count_bytes(node->t);
     kvt_free(node->t);
     node->t = NULL;
     pool_close(&node->pool);

@@ -76,6 +76,18 @@ struct node {
 void node_open(struct node *node, const struct node_plan *plan);
 /* Closes with KVT_OK and frees. */
 void node_close(struct node *node);
+
+/* Bytes moved by the agents of this test program, by their path. */
+struct path_bytes {
+    uint64_t local;
+    uint64_t nixl;
+};
+
+extern struct path_bytes moved_bytes;
+
+/* Adds those of a transport that is closed or about to be left alone;
+ * node_close() does. */
+void count_bytes(kvt_transport *t);
 /* malloc()ed. */
 void *node_metadata(const struct node *node, size_t *ret_length);
 kvt_peer node_add(const struct node *node, const char *name,

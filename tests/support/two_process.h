@@ -35,7 +35,9 @@ void child_end(struct child *child);
 /* Frees this side's half of one that was killed or sent away. */
 void child_forget(struct child *child);
 
-void child_kill(struct child *child);     /* SIGKILL, reaped */
+void child_kill(struct child *child); /* SIGKILL, reaped */
+/* The same, but it may have died of another signal before. */
+void child_bury(struct child *child);
 void child_stop(struct child *child);     /* SIGSTOP, and it has stopped */
 void child_continue(struct child *child); /* SIGCONT */
 /* Without address randomization from its next exec on, which so brings the
@@ -51,6 +53,8 @@ bool child_drop_user(struct child *child, uint32_t id);
 void *child_metadata(struct child *child, size_t *ret_length);
 /* Every block of its pool, as a peer describes it. */
 struct kvt_run child_run(const struct child *child);
+/* pool.memory is what it holds now. */
+void child_fetch(struct child *child);
 /* Its pool, fetched, is the image. */
 void child_check(struct child *child, const char *what);
 void child_fill(struct child *child, uint64_t seed);

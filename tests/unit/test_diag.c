@@ -130,6 +130,23 @@ static void errno_words_survive_a_long_text(void **state)
     assert_string_equal(err.text + KVT_TEXT_MAX - sizeof words, words);
 }
 
+static void a_limit_of_open_files_is_named_with_the_remedy(void **state)
+{
+    const char words[] = ": Too many open files; raise the limit of open files "
+                         "(ulimit -n)";
+    struct kvt_error err;
+    char longer[2 * KVT_TEXT_MAX];
+
+    (void)state;
+    memset(longer, 'x', sizeof longer);
+    longer[sizeof longer - 1] = '\0';
+    kvti_fail_errno(&err, KVT_ESYSTEM, EMFILE, "%s", longer);
+    assert_int_equal(strlen(err.text), KVT_TEXT_MAX - 1);
+    assert_string_equal(err.text + KVT_TEXT_MAX - sizeof words, words);
+    kvti_fail_errno(&err, KVT_ESYSTEM, ENFILE, "x");
+    assert_non_null(strstr(err.text, "fs.file-max"));
+}
+
 static void unknown_errno_still_prints(void **state)
 {
     struct kvt_error err;
@@ -233,6 +250,7 @@ int main(void)
         cmocka_unit_test(a_long_text_is_cut),
         cmocka_unit_test(errno_adds_number_and_words),
         cmocka_unit_test(errno_words_survive_a_long_text),
+        cmocka_unit_test(a_limit_of_open_files_is_named_with_the_remedy),
         cmocka_unit_test(unknown_errno_still_prints),
         cmocka_unit_test(format_never_writes_past_its_size),
         cmocka_unit_test(log_reaches_the_hook_as_one_line),

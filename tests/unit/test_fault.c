@@ -367,7 +367,7 @@ static void rules_that_are_well_formed_are_read(void **state)
     assert_int_equal(
         kvti_fault_parse("reject=2;5-7;9+,fail=*/3,hold,late=4/250,"
                          "delay=10,load_fail=1,unload_hang,notify_delay=7,"
-                         "layout_fail=kv,close_hang,no_notify,"
+                         "layout_fail=kv,close_hang,no_notify,no_strided,"
                          "chunk_copies=2,chunk_bytes=18446744073709551615,"
                          "window=1",
                          true, &rules, &err),
@@ -389,7 +389,8 @@ static void rules_that_are_well_formed_are_read(void **state)
     assert_true(kvti_fault_hit(&rules.job_hang[KVTI_JOB_UNLOAD], 9));
     assert_int_equal(rules.job_delay_ms[KVTI_JOB_NOTIFY], 7);
     assert_string_equal(rules.layout_name, "kv");
-    assert_true(rules.layout_fail && rules.close_hang && rules.no_notify);
+    assert_true(rules.layout_fail && rules.close_hang && rules.no_notify &&
+                rules.no_strided);
     assert_int_equal(rules.chunk_copies, 2);
     assert_true(rules.chunk_bytes == UINT64_MAX);
     assert_int_equal(rules.window, 1);
@@ -439,6 +440,8 @@ static void rules_that_are_malformed_are_refused_by_name(void **state)
         {"close_hang=1", "close_hang"},
         {"close_hang,close_hang", "twice"},
         {"no_notify=yes", "no_notify"},
+        {"no_strided=1", "no_strided"},
+        {"no_strided,no_strided", "twice"},
         {"window=0", "window=0"},
         {"chunk_copies=4294967296", "chunk_copies=4294967296"},
         {"chunk_bytes=1,chunk_bytes=2", "twice"},
@@ -478,15 +481,16 @@ static void an_unknown_rule_is_answered_with_all_known_ones(void **state)
         assert_non_null(
             strstr(err.text, kvti_fault_key((enum kvti_fault_post_rule)i)));
     }
-    assert_non_null(strstr(err.text, " delay layout_fail close_hang no_notify "
-                                     "chunk_copies chunk_bytes window "
-                                     "JOB_{fail,hang,delay}."));
+    assert_non_null(strstr(err.text, " delay layout_fail close_hang "
+                                     "no_{notify,strided} chunk_{copies,bytes} "
+                                     "window JOB_{fail,hang,delay}."));
 }
 
 static void traits_are_refused_after_open(void **state)
 {
     static const char *const cases[] = {"window=1", "chunk_copies=1",
-                                        "chunk_bytes=1", "no_notify"};
+                                        "chunk_bytes=1", "no_notify",
+                                        "no_strided"};
     struct kvti_fault_rules rules;
     struct kvt_error err;
 
@@ -1173,11 +1177,13 @@ static void traits_are_lowered_and_never_raised(void **state)
     struct kvt_error err;
 
     (void)state;
-    wrap(&core, "", "chunk_copies=3,chunk_bytes=4096,window=1,no_notify");
+    wrap(&core, "",
+         "chunk_copies=3,chunk_bytes=4096,window=1,no_notify,no_strided");
     assert_int_equal(core.traits.chunk_copies, 3);
     assert_int_equal(core.traits.chunk_bytes, 4096);
     assert_int_equal(core.traits.window, 1);
     assert_int_equal(core.traits.caps, KVTI_CAP_DRAM);
+    assert_true(core.traits.no_strided);
     assert_int_equal(core.traits.dead_fin, KVTI_FIN_BOTH);
     assert_int_equal(core.heartbeats, 1);
     finish(&core, KVT_OK);
@@ -1238,6 +1244,7 @@ static void layouts_are_refused_by_name(void **state)
 
     (void)state;
     start(&core, "layout_fail=kv");
+    assert_false(core.traits.no_strided);
     assert_int_equal(kvti_engine_fault.layout(core.self, core.conn, "kv", &err),
                      KVT_EENGINE);
     assert_non_null(strstr(err.text, "\"kv\""));

@@ -21,15 +21,12 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/userfaultfd.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -37,6 +34,8 @@
 #include "engines/local.h"
 #include "kvt_assert.h"
 #include "local_agent.h"
+#include "sanitizer.h"
+#include "trap.h"
 #include "unit.h"
 
 #define BASE_BYTES (AGENT_BYTES + 2 * AGENT_PAGE)
@@ -426,6 +425,7 @@ static int load_changed(struct agent *agent, const struct kvti_md *md,
     return code;
 }
 
+/* B42 */
 static void another_host_or_namespace_is_unsupported(void **state)
 {
     struct agent a;
@@ -643,6 +643,7 @@ static void a_closed_peer_is_disconnected(void **state)
     local_child_kill(&child);
 }
 
+/* B42 */
 static void another_user_is_told_which_setting_forbids_it(void **state)
 {
     struct child child;
@@ -812,6 +813,7 @@ static void a_close_names_a_writer_that_does_not_leave(void **state)
     local_child_kill(&child);
 }
 
+/* B09 */
 static void a_full_gate_refuses_until_an_owner_is_dead(void **state)
 {
     struct child child;
@@ -1250,16 +1252,7 @@ static void a_malformed_message_is_hung_up_on(void **state)
 
 /* What malloc may map meanwhile; a leak of one mapping for each turn would be
  * twice as many. ASan keeps what was freed, mappings too. */
-#if defined(__SANITIZE_ADDRESS__)
-#define MALLOC_MAPS 100000
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define MALLOC_MAPS 100000
-#endif
-#endif
-#ifndef MALLOC_MAPS
-#define MALLOC_MAPS 100
-#endif
+#define MALLOC_MAPS (BUILT_WITH_ASAN ? 100000 : 100)
 
 static int count_maps(void)
 {
@@ -1336,27 +1329,6 @@ static void used_transports_leave_nothing(void **state)
     assert_true(count_maps() < maps + MALLOC_MAPS);
 }
 
-/* A page of `addr` that nobody fills: whoever reads it sleeps. The descriptor,
- * or -1 where the kernel does not let us. */
-static int trap_page(unsigned char *addr)
-{
-    struct uffdio_api api = {.api = UFFD_API};
-    struct uffdio_register range = {.mode = UFFDIO_REGISTER_MODE_MISSING};
-    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
-
-    range.range.start = number(addr);
-    range.range.len = AGENT_PAGE;
-    if (fd < 0 || madvise(addr, AGENT_PAGE, MADV_DONTNEED) != 0 ||
-        ioctl(fd, UFFDIO_API, &api) != 0 ||
-        ioctl(fd, UFFDIO_REGISTER, &range) != 0) {
-        if (fd >= 0) {
-            close(fd);
-        }
-        return -1;
-    }
-    return fd;
-}
-
 static bool has_ended(struct kvti_local *engine)
 {
     bool ended;
@@ -1382,7 +1354,7 @@ static void a_copy_that_does_not_come_back_is_left_behind(void **state)
     agent_open(&a, "a", AGENT_ANON, SEED_OURS);
     agent_open(&b, "b", AGENT_ANON, SEED_PEER);
     unload.conn = agent_must_load(&a, &b.md, &a);
-    trap = trap_page(a.data);
+    trap = trap_pages(a.data, AGENT_PAGE);
     if (trap < 0) {
         assert_int_equal(agent_close(&a), KVT_OK);
         assert_int_equal(agent_close(&b), KVT_OK);

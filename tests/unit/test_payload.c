@@ -526,6 +526,75 @@ static void a_gap_between_blocks_is_not_joined(void **state)
     kvti_layout_unref(packed);
 }
 
+/* Cuts one piece of so many bytes by shares; the sizes' number is returned. */
+static size_t cut_by_shares(uint64_t bytes, uint32_t share, uint64_t bytes_max,
+                            uint64_t *sizes, size_t capacity)
+{
+    const struct kvt_copy piece = {
+        .local_addr = 4096, .peer_addr = 8192, .length = bytes};
+    struct kvti_chunk *chunk = new_chunk();
+    struct kvti_cut cut = {0};
+    struct kvti_payload payload;
+    size_t count = 0;
+
+    assert_int_equal(kvti_payload_pieces(&piece, 1, &payload, NULL), KVT_OK);
+    while (!kvti_cut_at_end(&cut, &payload)) {
+        assert_true(count < capacity);
+        kvti_payload_cut(&payload, &cut, COPIES_MAX,
+                         kvti_cut_share(&payload, &cut, share, bytes_max),
+                         chunk);
+        sizes[count++] = chunk->bytes;
+        bytes -= chunk->bytes;
+        assert_int_equal(cut.bytes, piece.length - bytes);
+    }
+    assert_int_equal(bytes, 0);
+    kvti_payload_fini(&payload);
+    free(chunk);
+    return count;
+}
+
+static void shares_get_smaller_towards_the_end(void **state)
+{
+    const uint64_t mib = UINT64_C(1) << 20;
+    uint64_t sizes[256];
+    size_t count;
+
+    (void)state;
+    for (uint32_t share = 2; share <= 8; share *= 2) {
+        count = cut_by_shares(64 * mib + 1, share, mib, sizes, 256);
+        assert_int_equal(sizes[0], mib);
+        for (size_t i = 1; i < count; i++) {
+            assert_true(sizes[i] <= sizes[i - 1]);
+            assert_true(sizes[i] >= KVTI_SHARE_MIN || i == count - 1);
+        }
+        assert_true(sizes[count - 1] <= KVTI_SHARE_MIN);
+    }
+    /* One chunk's worth of bytes is work for all. */
+    assert_true(cut_by_shares(mib, 4, mib, sizes, 256) >= 4);
+}
+
+static void too_little_to_share_is_one_chunk(void **state)
+{
+    uint64_t sizes[8];
+
+    (void)state;
+    assert_int_equal(cut_by_shares(KVTI_SHARE_MIN, 8, 1 << 20, sizes, 8), 1);
+    assert_int_equal(cut_by_shares(1, 8, 1 << 20, sizes, 8), 1);
+    /* An engine's own limit is never exceeded. */
+    assert_int_equal(cut_by_shares(4096, 8, 1024, sizes, 8), 4);
+}
+
+static void one_thread_shares_with_nobody(void **state)
+{
+    uint64_t sizes[8];
+
+    (void)state;
+    for (uint32_t share = 0; share <= 1; share++) {
+        assert_int_equal(
+            cut_by_shares(UINT64_C(3) << 20, share, 1 << 20, sizes, 8), 3);
+    }
+}
+
 /* ----------------------------------------------------------------- refusals */
 
 struct refusal {
@@ -913,6 +982,9 @@ int main(void)
         cmocka_unit_test(cut_pieces_move_the_oracles_bytes),
         cmocka_unit_test(neighbours_on_both_sides_become_one_copy),
         cmocka_unit_test(a_gap_between_blocks_is_not_joined),
+        cmocka_unit_test(shares_get_smaller_towards_the_end),
+        cmocka_unit_test(too_little_to_share_is_one_chunk),
+        cmocka_unit_test(one_thread_shares_with_nobody),
         cmocka_unit_test(malformed_index_lists_are_refused),
         cmocka_unit_test(indices_out_of_range_are_refused_by_position),
         cmocka_unit_test(negative_indices_are_refused_as_such),

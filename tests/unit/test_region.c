@@ -253,6 +253,40 @@ static void reserved_room_does_not_move(void **state)
     kvti_regions_fini(&set);
 }
 
+static void a_join_adds_what_is_new_and_keeps_what_is_there(void **state)
+{
+    struct kvti_regions set = {0};
+    struct kvti_regions more = {0};
+
+    (void)state;
+    for (uint64_t i = 1; i <= 8; i++) {
+        /* Both have 2, 6; the rest lie before, between and behind. */
+        if (i % 2 == 0) {
+            add_region(&set, 100 * i, 10, KVT_DRAM, 0);
+        }
+        if (i % 4 != 0) {
+            add_region(&more, 100 * i, 10, KVT_DRAM, 0);
+        }
+    }
+    set.mems[0].key_hash = 1;
+    assert_int_equal(kvti_regions_reserve(&set, more.count), KVT_OK);
+    kvti_regions_join(&set, &more);
+    kvti_regions_join(&set, &(struct kvti_regions){0});
+    assert_int_equal(set.count, 8);
+    for (uint64_t i = 1; i <= 8; i++) {
+        assert_int_equal(set.mems[i - 1].addr, 100 * i);
+    }
+    assert_int_equal(set.mems[1].key_hash, 1);
+    kvti_regions_fini(&set);
+    assert_int_equal(kvti_regions_reserve(&set, more.count), KVT_OK);
+    kvti_regions_join(&set, &more);
+    kvti_regions_update(&set, NULL, NULL);
+    assert_int_equal(set.count, 6);
+    assert_true(kvti_regions_cover(&set, 700, 10, KVT_DRAM, 0));
+    kvti_regions_fini(&set);
+    kvti_regions_fini(&more);
+}
+
 static void absurd_room_is_refused(void **state)
 {
     struct kvti_regions set = {0};
@@ -290,6 +324,7 @@ int main(void)
         cmocka_unit_test(touching_regions_are_joined),
         cmocka_unit_test(entries_in_any_order_end_up_sorted),
         cmocka_unit_test(reserved_room_does_not_move),
+        cmocka_unit_test(a_join_adds_what_is_new_and_keeps_what_is_there),
         cmocka_unit_test(absurd_room_is_refused),
         cmocka_unit_test(find_tells_lengths_apart),
     };

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The parts of 'kvt replay' that no engine has to run for: the table of slots
- * against a plain list, frames cut at every byte, percentiles and spans
- * against sorted values, the shapes of models, and that a pool's checksum sees
- * one changed byte anywhere, guards included.
+ * against a plain list, frames cut at every byte, streams over a link between
+ * hosts and its silence, texts of strangers, addresses, percentiles and spans
+ * against sorted values, and sizes.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,13 +11,14 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
 #include "../../tools/cli.h"
-#include "../../tools/geometry.h"
-#include "../../tools/kvpool.h"
+#include "../../tools/link.h"
+#include "../../tools/link_socket.h"
 #include "../../tools/proto.h"
 #include "../../tools/slots.h"
 #include "../../tools/stats.h"
@@ -137,8 +138,8 @@ static void open_pair(struct proto *a, struct proto *b)
 
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair),
                      0);
-    proto_open(a, pair[0]);
-    proto_open(b, pair[1]);
+    proto_open(a, pair[0], PROTO_PAYLOAD_MAX);
+    proto_open(b, pair[1], PROTO_PAYLOAD_MAX);
 }
 
 static void frames_arrive_whole_wherever_they_are_cut(void **state)
@@ -222,6 +223,35 @@ static void short_frames_are_damaged_and_read_as_nothing(void **state)
     assert_int_equal(proto_take(&message), 0);
 }
 
+/* What a terminal obeys comes to nothing; the end of the string is its own. */
+static void texts_are_shown_as_plain_characters(void **state)
+{
+    static const char sent[] = "a\033[2J\x9b\xc2\x9b\r\n\a\0b\x7f~";
+    struct proto_message message;
+    struct proto from;
+    struct proto to;
+    char text[32];
+
+    (void)state;
+    open_pair(&from, &to);
+    for (size_t capacity = 1; capacity <= sizeof(text); capacity++) {
+        size_t length = capacity <= sizeof(sent) - 1 ? capacity - 1
+                                                     : sizeof(sent) - 1;
+
+        proto_begin(&from, 1);
+        proto_put_bytes(&from, sent, sizeof(sent) - 1);
+        proto_end(&from);
+        assert_true(proto_flush(&from));
+        assert_true(proto_fill(&to));
+        assert_int_equal(proto_next(&to, &message), 1);
+        proto_take_text(&message, text, capacity);
+        assert_int_equal(strlen(text), length);
+        assert_memory_equal(text, "a?[2J???????b?~", length);
+    }
+    proto_close(&from);
+    proto_close(&to);
+}
+
 static void a_length_without_end_is_refused(void **state)
 {
     uint32_t header[2] = {UINT32_MAX, 1};
@@ -236,6 +266,215 @@ static void a_length_without_end_is_refused(void **state)
     assert_int_equal(proto_next(&to, &message), -1);
     proto_close(&from);
     proto_close(&to);
+}
+
+/* -------------------------------------------------------------------- links */
+
+static void open_links(struct link *a, struct link *b)
+{
+    *a = (struct link){
+        .signal_fd = -1, .heard_ns = cli_now_ns(), .spoke_ns = cli_now_ns()};
+    *b = *a;
+    open_pair(&a->proto, &b->proto);
+    a->proto.payload_max = LINK_PAYLOAD_MAX;
+    b->proto.payload_max = LINK_PAYLOAD_MAX;
+}
+
+static void put_numbers(struct proto *proto, uint64_t first, uint64_t count)
+{
+    proto_begin(proto, 7);
+    proto_put(proto, first);
+    proto_put(proto, count);
+    for (uint64_t i = 0; i < count; i++) {
+        proto_put(proto, first + i);
+    }
+    proto_end(proto);
+}
+
+static uint64_t check_numbers(struct proto *proto, uint64_t first)
+{
+    struct proto_message message;
+    uint64_t found = 0;
+
+    while (proto_next(proto, &message) == 1) {
+        uint64_t count;
+
+        assert_int_equal(proto_take(&message), first + found);
+        count = proto_take_count(&message, 1);
+        for (uint64_t i = 0; i < count; i++) {
+            assert_int_equal(proto_take(&message), first + found + i);
+        }
+        found += count;
+    }
+    return found;
+}
+
+/* Frames of two holders, much longer than those of the link, sent in pieces of
+ * every small size. */
+static void streams_survive_the_link_wherever_they_are_cut(void **state)
+{
+    enum { ROUNDS = 40, COUNT = 20000 };
+    static const uint64_t begin[2] = {0, UINT64_C(1) << 40};
+    struct proto from[2];
+    struct proto to[2];
+    uint64_t found[2] = {0, 0};
+    char error[CLI_TEXT_MAX];
+    struct link near;
+    struct link far;
+
+    (void)state;
+    open_links(&near, &far);
+    for (size_t i = 0; i < 2; i++) {
+        proto_open(&from[i], -1, PROTO_PAYLOAD_MAX_REMOTE);
+        proto_open(&to[i], -1, PROTO_PAYLOAD_MAX_REMOTE);
+    }
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        struct proto_message message;
+
+        for (size_t i = 0; i < 2; i++) {
+            put_numbers(&from[i], begin[i] + round * COUNT, COUNT);
+            link_carry(&near, i, &from[i].out);
+            assert_false(proto_unsent(&from[i]));
+        }
+        while (proto_unsent(&near.proto)) {
+            assert_true(link_turn(&near, error));
+            assert_true(link_fill(&far, error));
+            while (proto_next(&far.proto, &message) == 1) {
+                uint64_t holder = proto_take(&message);
+                size_t length;
+                const unsigned char *bytes = proto_take_bytes(&message,
+                                                              &length);
+                size_t cut = round + 1 < length ? round + 1 : length;
+
+                assert_int_equal(message.type, LINK_BYTES);
+                assert_true(holder < 2 && length > 0);
+                proto_append(&to[holder].in, bytes, cut);
+                found[holder] += check_numbers(&to[holder],
+                                               begin[holder] + found[holder]);
+                proto_append(&to[holder].in, bytes + cut, length - cut);
+                found[holder] += check_numbers(&to[holder],
+                                               begin[holder] + found[holder]);
+            }
+        }
+    }
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(found[i], ROUNDS * COUNT);
+        proto_close(&from[i]);
+        proto_close(&to[i]);
+    }
+    link_close(&near);
+    link_close(&far);
+}
+
+static void a_link_takes_no_frame_beyond_its_bound(void **state)
+{
+    uint32_t header[2] = {LINK_PAYLOAD_MAX + 1, LINK_BYTES};
+    struct proto_message message;
+    char error[CLI_TEXT_MAX];
+    struct link near;
+    struct link far;
+
+    (void)state;
+    open_links(&near, &far);
+    assert_int_equal(send(near.proto.fd, header, sizeof(header), 0),
+                     sizeof(header));
+    assert_true(link_fill(&far, error));
+    assert_int_equal(proto_next(&far.proto, &message), -1);
+    assert_false(link_expect(&far, LINK_OFFER, &message, error));
+    assert_non_null(strstr(error, "too long"));
+    link_close(&near);
+    link_close(&far);
+}
+
+/* The clock is not waited for: what was heard last is put into the past. */
+static void silence_ends_a_link_and_pings_break_it(void **state)
+{
+    struct proto_message message;
+    char error[CLI_TEXT_MAX];
+    struct link near;
+    struct link far;
+
+    (void)state;
+    open_links(&near, &far);
+    near.spoke_ns = 0;
+    assert_true(link_turn(&near, error));
+    far.heard_ns = 0;
+    assert_true(link_fill(&far, error));
+    assert_int_equal(proto_next(&far.proto, &message), 1);
+    assert_int_equal(message.type, LINK_PING);
+    assert_true(link_turn(&far, error));
+    far.heard_ns = 0;
+    assert_false(link_turn(&far, error));
+    assert_non_null(strstr(error, "silent for 30 s"));
+    link_close(&near);
+    assert_false(link_fill(&far, error));
+    assert_non_null(strstr(error, "closed the connection"));
+    link_close(&far);
+}
+
+static void a_refusal_comes_before_the_end(void **state)
+{
+    struct proto_message message;
+    char error[CLI_TEXT_MAX];
+    struct link near;
+    struct link far;
+
+    (void)state;
+    open_links(&near, &far);
+    /* What the other end never reads must not take the reason with it. */
+    put_numbers(&far.proto, 0, 1000);
+    assert_true(link_turn(&far, error));
+    assert_int_equal(shutdown(far.proto.fd, SHUT_WR), 0);
+    link_leave(&near, "because");
+    assert_false(link_is_open(&near));
+    assert_false(link_expect(&far, LINK_START, &message, error));
+    assert_non_null(strstr(error, "refuses: because"));
+    link_close(&far);
+}
+
+static void addresses_have_a_host_and_a_port(void **state)
+{
+    static const struct {
+        const char *address;
+        const char *host; /* NULL: refused */
+        const char *port;
+    } cases[] = {
+        {"10.0.0.1:4711", "10.0.0.1", "4711"},
+        {"[fe80::1%eth0]:1", "fe80::1%eth0", "1"},
+        {"host.example:65535", "host.example", "65535"},
+        {":0", "", "0"},
+        {"[]:5", "", "5"},
+        {"host", NULL, NULL},
+        {"host:", NULL, NULL},
+        {"host:65536", NULL, NULL},
+        {"host:-1", NULL, NULL},
+        {"host:ssh", NULL, NULL},
+        {"::1:4711", NULL, NULL},
+        {"[::1]", NULL, NULL},
+        {"[::1]4711", NULL, NULL},
+        {"[::1:4711", NULL, NULL},
+        {"", NULL, NULL},
+    };
+    char host[SOCKET_HOST_MAX];
+    char port[SOCKET_PORT_MAX];
+    char error[CLI_TEXT_MAX];
+    char text[400];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        bool good = socket_split(cases[i].address, host, port, error);
+
+        assert_int_equal(good, cases[i].host != NULL);
+        if (good) {
+            assert_string_equal(host, cases[i].host);
+            assert_string_equal(port, cases[i].port);
+        }
+    }
+    memset(text, 'a', sizeof(text));
+    memcpy(&text[sizeof(text) - 3], ":1", 3);
+    assert_false(socket_split(text, host, port, error));
+    assert_true(socket_split(&text[sizeof(text) - 3 - (SOCKET_HOST_MAX - 1)],
+                             host, port, error));
 }
 
 /* ------------------------------------------------------------------ figures */
@@ -319,119 +558,6 @@ static void sizes_are_powers_of_1024(void **state)
     }
 }
 
-/* ------------------------------------------------------------------- memory */
-
-static void models_have_their_pages(void **state)
-{
-    struct geometry geometry;
-    char error[GEOMETRY_TEXT_MAX];
-
-    (void)state;
-    assert_true(geometry_model("llama-3.1-70b", 0, 1, &geometry, error));
-    assert_int_equal(geometry.regions, 160);
-    assert_int_equal(geometry.page_bytes, 32768);
-    assert_int_equal(geometry_slot_pages(&geometry), 5120);
-    assert_int_equal(geometry_slot_bytes(&geometry), UINT64_C(160) << 20);
-    assert_true(geometry_model("deepseek-v3", 0, 8, &geometry, error));
-    assert_int_equal(geometry.regions, 61);
-    assert_int_equal(geometry.page_bytes, 64 * 576 * 2);
-    assert_true(geometry_model("llama-3.1-8b", 32, 16, &geometry, error));
-    assert_int_equal(geometry.page_bytes, 32 * 1 * 128 * 2);
-    assert_int_equal(geometry.pages, 16);
-    assert_false(geometry_model("llama-3.1-8b", 0, 3, &geometry, error));
-    assert_false(geometry_model("llama-3.1-8b", 5, 1, &geometry, error));
-    assert_false(geometry_model("none", 0, 1, &geometry, error));
-    for (unsigned int i = 0; geometry_model_name(i) != NULL; i++) {
-        assert_true(
-            geometry_model(geometry_model_name(i), 0, 1, &geometry, error));
-    }
-}
-
-static void a_pool_never_outgrows_its_memory(void **state)
-{
-    struct rng rng = {5000000};
-
-    (void)state;
-    for (int i = 0; i < 20000; i++) {
-        struct geometry geometry = {
-            .regions = 1 + rng_below(&rng, 200),
-            .pages = 1 + rng_below(&rng, 64),
-            .page_bytes = 1 + rng_below(&rng, 70000),
-        };
-        uint64_t memory = rng_below(&rng, UINT64_C(1) << (10 + i % 24));
-        uint64_t slots = kvpool_slots_in(&geometry, memory);
-
-        if (slots > 0) {
-            assert_true(kvpool_region_offset(&geometry, slots,
-                                             geometry.regions) <= memory);
-        }
-    }
-}
-
-/* Every byte of the pool belongs to a slot or a guard, and is watched. */
-static void one_changed_byte_anywhere_is_seen(void **state)
-{
-    const struct geometry geometry = {
-        .regions = 3, .pages = 2, .page_bytes = 37};
-    enum { SLOTS = 4, KEY = 99 };
-    struct kvt_error err;
-    struct kvpool pool;
-
-    (void)state;
-    assert_int_equal(kvpool_open(&pool, &geometry, SLOTS, false, &err), KVT_OK);
-    for (uint64_t slot = 0; slot < SLOTS; slot++) {
-        kvpool_fill(&pool, slot, KEY + slot);
-    }
-    assert_true(kvpool_guards_intact(&pool));
-    for (uint64_t at = 0; at < pool.bytes; at++) {
-        unsigned int seen = 0;
-
-        pool.base[at] ^= 1;
-        for (uint64_t slot = 0; slot < SLOTS; slot++) {
-            seen += kvpool_checksum(&pool, slot) !=
-                    kvpool_expected(&geometry, KEY + slot);
-        }
-        seen += !kvpool_guards_intact(&pool);
-        assert_int_equal(seen, 1);
-        pool.base[at] ^= 1;
-    }
-    kvpool_close(&pool);
-}
-
-static void no_two_pages_are_alike(void **state)
-{
-    const struct geometry geometry = {
-        .regions = 4, .pages = 4, .page_bytes = 64};
-    enum { SLOTS = 8, PAGES = 4 * 4 * SLOTS };
-    struct kvt_error err;
-    struct kvpool pool;
-    const unsigned char *pages[PAGES];
-
-    (void)state;
-    assert_int_equal(kvpool_open(&pool, &geometry, SLOTS, false, &err), KVT_OK);
-    for (uint64_t slot = 0; slot < SLOTS; slot++) {
-        kvpool_fill(&pool, slot, slot);
-        for (uint64_t region = 0; region < geometry.regions; region++) {
-            for (uint64_t page = 0; page < geometry.pages; page++) {
-                uint64_t index = kvpool_index(&geometry, SLOTS, region, slot,
-                                              page);
-
-                assert_true(index < PAGES);
-                pages[index] = pool.base +
-                               kvpool_region_offset(&geometry, SLOTS, region) +
-                               (slot * geometry.pages + page) *
-                                   geometry.page_bytes;
-            }
-        }
-    }
-    for (size_t i = 0; i < PAGES; i++) {
-        for (size_t j = 0; j < i; j++) {
-            assert_memory_not_equal(pages[i], pages[j], 64);
-        }
-    }
-    kvpool_close(&pool);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -440,14 +566,16 @@ int main(void)
         cmocka_unit_test(frames_arrive_whole_wherever_they_are_cut),
         cmocka_unit_test(a_full_socket_keeps_the_rest_for_later),
         cmocka_unit_test(short_frames_are_damaged_and_read_as_nothing),
+        cmocka_unit_test(texts_are_shown_as_plain_characters),
         cmocka_unit_test(a_length_without_end_is_refused),
+        cmocka_unit_test(streams_survive_the_link_wherever_they_are_cut),
+        cmocka_unit_test(a_link_takes_no_frame_beyond_its_bound),
+        cmocka_unit_test(silence_ends_a_link_and_pings_break_it),
+        cmocka_unit_test(a_refusal_comes_before_the_end),
+        cmocka_unit_test(addresses_have_a_host_and_a_port),
         cmocka_unit_test(percentiles_are_within_two_percent),
         cmocka_unit_test(spans_count_no_time_twice),
         cmocka_unit_test(sizes_are_powers_of_1024),
-        cmocka_unit_test(models_have_their_pages),
-        cmocka_unit_test(a_pool_never_outgrows_its_memory),
-        cmocka_unit_test(one_changed_byte_anywhere_is_seen),
-        cmocka_unit_test(no_two_pages_are_alike),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL) == 0 ? 0 : 1;

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Keeping threads that work at the same time on different processors. */
+#ifndef KVTI_CPU_H
+#define KVTI_CPU_H
+
+#include <sched.h>
+#include <stdbool.h>
+
+/* The processor of the calling thread; -1: unknown. Some nanoseconds. */
+int kvti_cpu_now(void);
+
+/*
+ * Moves the calling thread to a processor that it may use and that is not in
+ * `busy`; false if there is none. It costs some ten microseconds. The thread is
+ * as free to be moved as before, but that in a container with a cpuset smaller
+ * than the host it will not follow a growing one.
+ */
+bool kvti_cpu_leave(const cpu_set_t *busy);
+
+/*
+ * Asks the scheduler to run the calling thread soon after it is woken, for a
+ * short time: also before a thread on the same processor that goes on and on.
+ * Older kernels do about that for whoever has slept.
+ */
+void kvti_cpu_prompt(void);
+
+#endif /* KVTI_CPU_H */

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# with_nixl.sh 15 COMMAND... runs a test with the NIXL of the virtual environment
+# that KVT_TEST_NIXL_15 names (13 likewise), and with no other. Without it, or
+# where NIXL does not start, the test is skipped with the reason; it fails with
+# KVT_REQUIRE_NIXL=1. ./dev sets all of these.
+set -u
+
+give_up() {
+    if [[ ${KVT_REQUIRE_NIXL:-} == 1 ]]; then
+        echo "FAILED, since KVT_REQUIRE_NIXL is 1: $1"
+        exit 1
+    fi
+    echo "skipped: $1"
+    exit 77
+}
+
+variable=KVT_TEST_NIXL_$1
+shift
+place=${!variable:-}
+if [[ -z $place ]]; then
+    give_up "${KVT_TEST_NIXL_WHY:-$variable is not set; ./dev nixl prints it}"
+fi
+found=("$place"/lib*/python3*/site-packages/.nixl_cu1[23].mesonpy.libs/libnixl_capi.so)
+if [[ ! -f ${found[0]} ]]; then
+    give_up "$variable is $place, where no wheel of nixl-cu12 is installed"
+fi
+export VIRTUAL_ENV=$place KVT_NIXL_LIBRARY=${found[0]}
+unset KVT_PYTHON
+
+status=0
+"$@" || status=$?
+if ((status == 77)); then
+    give_up "the test above ran nothing"
+fi
+exit "$status"
