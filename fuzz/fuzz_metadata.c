@@ -103,6 +103,12 @@ static void decode(const uint8_t *data, size_t length)
     struct kvt_error err;
     int code = kvti_md_decode(data, length, REGIONS_MAX, &md, &err);
 
+    if (code == KVT_OK && !md.has_trailer) {
+        /* NIXL's alone; fuzz_blob knows more of it. */
+        kvti_assert(md.prefix_length == length && !md.has_local);
+        kvti_md_fini(&md);
+        return;
+    }
     if (code == KVT_OK) {
         kvti_assert(md.prefix_length <= length - FOOTER_BYTES);
         check_round_trip(&md);

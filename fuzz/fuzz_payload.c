@@ -6,11 +6,11 @@
  * layout says whether the transfer must be refused, and otherwise which byte
  * goes where; the chunks must move exactly that.
  */
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "diag.h"
+#include "input.h"
 #include "layout.h"
 
 #define RUNS_MAX 6
@@ -18,28 +18,6 @@
 #define BLOCK_MAX 8
 #define MOVES_MAX ((size_t)ITEMS_MAX * BLOCK_MAX)
 #define COPIES_MAX 16
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-struct input {
-    const uint8_t *at;
-    size_t left;
-};
-
-/* Past the end an input is all zeros. */
-static uint8_t next_byte(struct input *input)
-{
-    if (input->left == 0) {
-        return 0;
-    }
-    input->left--;
-    return *input->at++;
-}
-
-static uint64_t next_below(struct input *input, uint64_t limit)
-{
-    return next_byte(input) % limit;
-}
 
 struct side {
     struct kvt_run runs[RUNS_MAX];
