@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The thread in which asynchronous registrations wait for their end.
+
+It is one for all transports of a process, started by the first registration,
+and waits for all of them at once: a peer that does not answer keeps no other
+waiting. A thread for each would be simpler, but starting one takes longer than
+the rest of the call. Callbacks of the futures run in it: one that blocks holds
+up the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+
+_starting = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+_tasks: set[asyncio.Task[None]] = set()  # the loop itself does not hold them
+_parents: list[asyncio.AbstractEventLoop] = []  # not ours to close
+
+
+def _forget() -> None:
+    """A forked child starts its own, and must leave that of its parent alone,
+    whose descriptors they share."""
+    global _starting, _loop
+    _starting = threading.Lock()
+    if _loop is not None:
+        _parents.append(_loop)
+    _loop = None
+    _tasks.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        # Comes back only by what a callback raises that is meant to end a
+        # program, as SystemExit; other registrations still wait.
+        try:
+            loop.run_forever()
+        except BaseException as error:
+            loop.call_exception_handler(
+                {
+                    "message": "a callback of a kvt registration failed",
+                    "exception": error,
+                }
+            )
+
+
+def _start() -> asyncio.AbstractEventLoop:
+    global _loop
+    with _starting:
+        if _loop is None:
+            loop = asyncio.new_event_loop()
+            # It must not keep the process from ending.
+            threading.Thread(
+                target=_serve, args=(loop,), name="kvt-vllm-add", daemon=True
+            ).start()
+            _loop = loop
+        return _loop
+
+
+def run(work: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Runs a coroutine in the thread, where no other may be kept waiting.
+    RuntimeError if the thread cannot be started."""
+    (_loop or _start()).call_soon_threadsafe(_begin, work)
+
+
+def _begin(work: Callable[[], Coroutine[None, None, None]]) -> None:
+    task = asyncio.get_running_loop().create_task(work())
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)

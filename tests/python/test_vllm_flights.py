@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proves that the table of a NixlTransport's flights (flights.c) is one.
+
+Transfers to two peers, which the fault engine holds, are started and forgotten
+in a seeded random order; after each step the table says what a dictionary says.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+import kvt
+from kvt.vllm import _flights
+from vllm_support.sides import Side, Sides, choose
+from vllm_support.waits import until
+
+
+@pytest.fixture
+def sides(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sides]:
+    choose("fault", monkeypatch)
+    with Sides() as made:
+        yield made
+        for side in made.made:
+            side.fault("")
+
+
+def table(side: Side) -> _flights.Flights:
+    assert side.transport._flights is not None
+    return side.transport._flights
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_flight_is_found_until_it_is_forgotten(
+    seed: int, sides: Sides
+) -> None:
+    a, _ = sides.two()
+    a.add(sides.side())
+    a.fault("hold")
+    flights = table(a)
+    peers = a.transport._peers
+    model: dict[int, str] = {}
+    rng = random.Random(seed)
+    for turn in range(1200):
+        # Old ones remain while numbers go on, so that slots collide.
+        if rng.random() < 0.6 or not model:
+            name = rng.choice("bc")
+            number = a.transport.write_blocks(name, [1], [1])
+            assert number is not None
+            model[number] = name
+        else:
+            number = rng.choice([*model][-40:])
+            assert flights.forget(number)
+            assert not flights.forget(number)
+            del model[number]
+        assert flights.count == len(model)
+        if turn % 50 == 0:
+            for other in range(max(model, default=0) + 2):
+                found = flights.find(other)
+                assert (found is not None) == (other in model)
+                if found is not None:
+                    assert found[0] is peers[model[other]]
+    of_b = [number for number, name in model.items() if name == "b"]
+    assert sorted(number for number, _ in peers["b"].clear()) == of_b
+    assert peers["b"].count == 0 and peers["b"].clear() == []
+    assert flights.count == peers["c"].count == len(model) - len(of_b)
+    for number, name in model.items():
+        assert (flights.find(number) is None) == (name == "b")
+
+
+def test_the_ids_are_kvts_own(sides: Sides) -> None:
+    a, _ = sides.two()
+    a.fault("hold")
+    number = a.transport.write_blocks("b", [1], [1])
+    peer, xfer = table(a).find(number) or (None, 0)
+    assert peer is a.transport._peers["b"]
+    status = a.inner().status(xfer)
+    assert (status.user_data, status.peer) == (number, peer.id)
+    assert peer.clear() == [(number, xfer)]
+
+
+def test_what_is_no_number_is_not_found(sides: Sides) -> None:
+    a, _ = sides.two()
+    for wrong in -1, 2**64, 2**80, "1", None, 1.0, 0:
+        assert table(a).find(wrong) is None
+        assert table(a).forget(wrong) is False
+
+
+def test_results_of_others_are_no_flights(sides: Sides) -> None:
+    """Whoever writes by the transport underneath may use our numbers."""
+    a, b = sides.two()
+    a.fault("hold=1")
+    number = a.write(b, [1], [11])
+    until("the bytes are there", lambda: b.pool.wrong() == [])
+    inner = a.inner()
+    peer = inner.find_peer("b")
+    theirs = inner.find_layout("blocks", peer)
+    b.pool.expect(12, a.pool.block(2))
+    other = inner.write_blocks(
+        peer, a.transport._layout, [2], theirs, [12], user_data=number
+    )
+    until("it is done", lambda: inner.status(other).ok)
+    assert a.transport.poll() == ((), ())
+    with pytest.raises(kvt.NotFound):
+        inner.status(other)
+    a.fault("")
+    done, failed = a.results(1)
+    assert done + failed == [number]
+    assert b.pool.wrong() == []
+
+
+def test_what_is_cancelled_before_it_is_reported_is_not(sides: Sides) -> None:
+    """As when another thread cancels in the middle of a poll."""
+    a, _ = sides.two()
+    a.fault("fail=1")
+    number = a.transport.write_blocks("b", [1], [1])
+    assert number is not None
+    until("it is over", lambda: a.inner().stats().undrained == 1)
+    peer = a.transport._peers["b"]
+    ended = peer.poll()
+    assert isinstance(ended, tuple)
+    assert [result.user_data for result in ended[1]] == [number]
+    assert a.transport.cancel([number]) == []
+    assert table(a).settle(peer, ended[1]) == []
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_peer_that_is_about_to_go_takes_no_writes(
+    again: bool, sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write of another thread may have found it just before."""
+    a, b = sides.two()
+    peer = a.transport._peers["b"]
+    remove = a.inner().remove_peer
+    refused: list[int] = []
+
+    def write_first(which: int) -> None:
+        with pytest.raises(kvt.NotFound, match="removed"):
+            peer.write([1], [1])
+        refused.append(which)
+        remove(which)
+
+    monkeypatch.setattr(a.inner(), "remove_peer", write_first)
+    if again:
+        a.add(b)
+    else:
+        a.transport.remove_remote_peer("b")
+    assert refused == [peer.id]
+    assert b.pool.wrong() == []
+
+
+def test_flights_are_collected_with_the_rest() -> None:
+    class Flights(_flights.Flights):
+        pass
+
+    with kvt.Transport("local") as transport:
+        memory = bytearray(4096)
+        transport.register(memory)
+        run = (kvt.region_of(memory).addr, 64, 64)
+        flights = Flights(transport, transport.prepare("ours", [run]), "agent")
+        peer = _flights.Peer(flights, 7, 7, "nobody")
+        with pytest.raises(kvt.NotFound):
+            peer.write([0], [0])
+        flights.replaced["nobody"] = [peer]
+        gone = weakref.ref(flights)
+        del flights, peer
+        gc.collect()
+        assert gone() is None
