@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agents that were added."""
+
+from __future__ import annotations
+
+import threading
+
+import kvt
+
+from . import _blob
+from ._blob import Life
+from ._errors import nixlNotFoundError
+
+
+class Peer:
+    """One life of an agent: lists and transfers over it die with it."""
+
+    def __init__(self, ident: int, life: Life, metadata: bytes) -> None:
+        self.ident = ident  # kvt's
+        self.life = life
+        self.metadata = metadata
+        self.broken = False  # a transfer said that the link is gone
+        self.gone = False  # removed here, or added anew
+
+    def loaded(self, core: kvt.Transport) -> bool:
+        return not self.broken and core.peer_loaded(self.ident)
+
+
+class Peers:
+    """By the agent's name. The lock is held while one is added."""
+
+    def __init__(self, core: kvt.Transport) -> None:
+        self._core = core
+        self._table: dict[str, Peer] = {}
+        self._lock = threading.Lock()
+
+    def find(self, name: str) -> Peer | None:
+        return self._table.get(name)
+
+    def add(self, metadata: bytes) -> bytes:
+        """Adds the agent, or updates it; its name."""
+        life = _blob.life_of(metadata)
+        name = life.name.decode(errors="surrogateescape")
+        with self._lock:
+            peer = self._table.get(name)
+            if peer is not None and self._update(peer, life, metadata):
+                return life.name
+            if not life.incarnation and not life.connections:
+                raise nixlNotFoundError(
+                    f"agent {name!r} is not loaded, and this metadata does not "
+                    "say where to connect"
+                )
+            # Under the same name: kvt tears down what was there.
+            ident = self._core.add_peer(name, metadata)
+            if peer is not None:
+                peer.gone = True
+            self._table[name] = Peer(ident, life, metadata)
+        return life.name
+
+    def _update(self, peer: Peer, life: Life, metadata: bytes) -> bool:
+        """False: the old life is over, and its lists with it."""
+        if not peer.loaded(self._core) or not peer.life.is_same(life):
+            return False
+        newer = metadata
+        if not life.incarnation:
+            newer = _joined(peer.metadata, metadata)
+        if newer == peer.metadata:
+            return True
+        try:
+            self._core.reload_peer(peer.ident, newer)
+        except kvt.OutOfRange:
+            return False  # a list is over memory that is there no more
+        peer.metadata = newer
+        return True
+
+    def remove(self, name: str) -> None:
+        with self._lock:
+            peer = self._table.pop(name, None)
+        if peer is not None:
+            peer.gone = True
+            self._core.remove_peer(peer.ident)
+
+
+def _joined(known: bytes, more: bytes) -> bytes:
+    """NIXL adds what it learns of an agent to what it knows."""
+    before, after = _blob.parse(known), _blob.parse(more)
+    if before is None or after is None:
+        return more
+    both = before.joined(after)
+    return known if both == before else both.to_bytes()

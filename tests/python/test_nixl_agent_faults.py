@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transfers of kvt.nixl's agent that do not just succeed.
+
+Two agents of one process over the fault engine, which holds, refuses and fails
+requests on order: what a caller of NIXL sees then, at each check, and that an
+agent can be added again and used afterwards. No case depends on time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import kvt
+import kvt.nixl as nixl
+from kvt.nixl._errors import translate
+from nixl_agent_support.agents import BLOCK, Two, notes, run
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVT_ENGINE", "local")
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
+    """Its transport takes fault rules, at the end none."""
+    monkeypatch.setenv("KVT_ENGINE", "fault:local")
+    made = Two(capture_telemetry=True)
+    yield made
+    made.core.set_fault("")
+
+
+def test_memory_of_a_transfer_under_way_is_not_taken_back(faulty: Two) -> None:
+    faulty.core.set_fault("hold=1")
+    handle = faulty.write()
+    assert faulty.one.transfer(handle) == "PROC"
+    with pytest.raises(nixl.nixlNotAllowedError):
+        faulty.one.deregister_memory(faulty.reg["one"])
+    faulty.core.set_fault("")
+    while faulty.one.check_xfer_state(handle) == "PROC":
+        pass
+    faulty.one.deregister_memory(faulty.reg["one"])
+
+
+# ---------------------------------------------------- transfers that are held
+
+
+def test_a_transfer_under_way_is_not_posted_again(faulty: Two) -> None:
+    faulty.core.set_fault("hold=1")
+    handle = faulty.write(b"once")
+    assert faulty.one.transfer(handle) == "PROC"
+    assert faulty.one.check_xfer_state(handle) == "PROC"
+    with pytest.raises(nixl.nixlRepostActiveError):
+        faulty.one.transfer(handle)
+    with pytest.raises(nixl.nixlNoTelemetryError):
+        faulty.one.get_xfer_telemetry(handle)
+    faulty.core.set_fault("")
+    while faulty.one.check_xfer_state(handle) == "PROC":
+        pass
+    assert run(faulty.one, handle) == "DONE"
+    assert notes(faulty.other, 2) == {"one": [b"once", b"once"]}
+
+
+def test_a_release_that_cannot_stop_a_transfer_says_so(faulty: Two) -> None:
+    faulty.core.set_fault("hold=1")
+    handle = faulty.write()
+    assert faulty.one.transfer(handle) == "PROC"
+    with pytest.raises(nixl.nixlRepostActiveError, match="release it again"):
+        handle.release()
+    assert repr(handle).endswith("released=False)")
+    faulty.core.set_fault("")
+    while True:
+        try:
+            handle.release()
+            break
+        except nixl.nixlRepostActiveError:
+            continue
+    assert repr(handle).endswith("released=True)")
+
+
+def test_a_handle_that_is_dropped_leaves_nothing_behind(local: None) -> None:
+    two = Two()
+    for _ in range(50):
+        handle = two.write()
+        two.one.transfer(handle)
+        del handle
+    while two.core.stats().inflight:
+        pass
+    assert two.core.stats().layouts == 0
+    assert two.core.stats().undrained == 0
+
+
+def test_removing_an_agent_ends_its_transfers(faulty: Two) -> None:
+    faulty.core.set_fault("hold=1")
+    handle = faulty.write()
+    assert faulty.one.transfer(handle) == "PROC"
+    faulty.one.remove_remote_agent("other")
+    faulty.core.set_fault("")
+    with pytest.raises((nixl.nixlNotFoundError, nixl.nixlCancelledError)):
+        while faulty.one.check_xfer_state(handle) == "PROC":
+            pass
+    handle.release()
+
+
+@pytest.mark.parametrize(
+    ("rule", "error"),
+    [
+        ("reject=1", nixl.nixlBackendError),
+        ("fail=1", nixl.nixlBackendError),
+        ("disconnect=1", nixl.nixlRemoteDisconnectError),
+    ],
+)
+def test_a_failure_is_raised_at_each_check(
+    faulty: Two, rule: str, error: type[Exception]
+) -> None:
+    handle = faulty.write()
+    faulty.core.set_fault(rule)
+    with pytest.raises(error):
+        run(faulty.one, handle)
+    for _ in range(3):
+        with pytest.raises(error, match="NIXL_ERR_") as caught:
+            faulty.one.check_xfer_state(handle)
+        assert isinstance(caught.value.__cause__, kvt.Error)
+    loaded = error is not nixl.nixlRemoteDisconnectError
+    assert faulty.one.check_remote_metadata("other") is loaded
+    faulty.core.set_fault("")
+    handle.release()
+    faulty.one.add_remote_agent(faulty.other.get_agent_metadata())
+    assert faulty.one.check_remote_metadata("other")
+    assert run(faulty.one, faulty.write()) == "DONE"
+
+
+def test_a_lost_link_that_only_nixls_number_tells_unloads_the_peer(
+    local: None,
+) -> None:
+    """kvt lets a peer be loaded after a refused post with NIXL's -2."""
+    two = Two()
+    handle = two.write()
+    assert run(two.one, handle) == "DONE"
+    error = kvt.Rejected("NIXL refused a post")
+    error.engine_code = -2
+    made = translate(error)
+    assert isinstance(made, nixl.nixlRemoteDisconnectError)
+    handle._failed(made)
+    assert two.core.peer_loaded(two.core.find_peer("other"))
+    assert not two.one.check_remote_metadata("other")
+    old = two.core.find_peer("other")
+    two.one.add_remote_agent(two.other.get_agent_metadata())
+    assert two.core.find_peer("other") != old
+    assert two.one.check_remote_metadata("other")
+    with pytest.raises(nixl.nixlNotFoundError):
+        two.one.transfer(handle)
+    assert run(two.one, two.write()) == "DONE"
+
+
+def test_metadata_with_less_memory_ends_the_lists_over_the_rest(
+    local: None,
+) -> None:
+    two = Two()
+    more = np.zeros(BLOCK, dtype=np.uint8)
+    rows = [(int(more.ctypes.data), BLOCK, 0)]
+    reg = two.other.register_memory([(*rows[0], "")], "DRAM")
+    two.one.add_remote_agent(two.other.get_agent_metadata())
+    ours, _ = two.lists()
+    over = two.one.prep_xfer_dlist("other", rows, "DRAM")
+    two.other.deregister_memory(reg)
+    two.one.add_remote_agent(two.other.get_agent_metadata())
+    assert two.one.check_remote_metadata("other")
+    with pytest.raises(nixl.nixlNotFoundError):
+        two.one.make_prepped_xfer("WRITE", ours, [0], over, [0])
+    assert run(two.one, two.write()) == "DONE"
+
+
+# ------------------------------------------------------------------ telemetry
+
+
+def test_telemetry_is_there_when_it_was_asked_for(
+    faulty: Two,
+) -> None:
+    handle = faulty.write()
+    with pytest.raises(nixl.nixlNotPostedError):
+        faulty.one.get_xfer_telemetry(handle)
+    assert run(faulty.one, handle) == "DONE"
+    found = faulty.one.get_xfer_telemetry(handle)
+    assert isinstance(found, nixl.nixlXferTelemetry)
+    assert found.totalBytes == 3 * BLOCK
+    assert found.descCount == 2  # neighbours went as one
+    assert found.startTime > 0 and found.xferDuration >= 0
+    assert found.postDuration >= 0
+    two = Two()
+    without = two.write()
+    assert run(two.one, without) == "DONE"
+    with pytest.raises(nixl.nixlNoTelemetryError):
+        two.one.get_xfer_telemetry(without)
