@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +28,10 @@ try:
     import numpy as np
 except ImportError:
     np = None  # type: ignore[assignment]
+
+# Whoever starts the tests in the background of a script has them ignore SIGINT,
+# and so would every program that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BLOCK = 4096
 COUNT = 64

@@ -9,11 +9,12 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 venv=${1:?usage: run.sh VENV [PYTEST-ARGS...]}
 shift
 
-if [[ ! -x $venv/bin/pytest ]]; then
+if ! "$venv/bin/python" -c 'import pytest_rerunfailures' 2>/dev/null; then
     rm -rf "$venv"
     "${PYTHON:-python3}" -m venv "$venv"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-        'scikit-build-core>=0.10' 'cmake>=3.25' ninja numpy pytest
+        'scikit-build-core>=0.10' 'cmake>=3.25' ninja numpy pytest \
+        pytest-rerunfailures
 fi
 venv=$(cd "$venv" && pwd)
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
