@@ -116,6 +116,7 @@ enum kvti_want { KVTI_WANT_LOADED, KVTI_WANT_UNLOADED, KVTI_WANT_REMOVED };
 struct kvti_peer {
     kvt_peer id;               /* [const] */
     struct kvti_name name;     /* [mu] in t->peer_names until removed */
+    struct kvti_name agent;    /* [mu] md's, in t->agent_names until removed */
     uint32_t users;            /* [mu] slots, calls and successors; 0 and gone:
                             * freed */
     bool gone;                 /* [mu] written by the control thread alone:
@@ -271,6 +272,7 @@ struct kvt_transport {
     struct kvti_list attention;
     struct kvti_idmap peers;
     struct kvti_names peer_names;
+    struct kvti_names agent_names;
     struct kvti_list peer_list;
     uint32_t peer_count;         /* not removed */
     uint32_t peers_engine;       /* not gone */

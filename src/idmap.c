@@ -134,6 +134,12 @@ int kvti_name_init(struct kvti_name *name, uint64_t side, const char *text)
     return KVT_OK;
 }
 
+void kvti_name_borrow(struct kvti_name *name, uint64_t side, char *text)
+{
+    *name = (struct kvti_name){
+        .side = side, .text = text, .hash = hash_name(side, text)};
+}
+
 void kvti_name_fini(struct kvti_name *name)
 {
     free(name->text);

@@ -40,7 +40,7 @@ struct kvti_name {
     struct kvti_name *next;
     uint64_t hash;
     uint64_t side;
-    char *text; /* owned */
+    char *text;
 };
 
 struct kvti_names {
@@ -56,6 +56,9 @@ int kvti_names_reserve(struct kvti_names *names);
 /* Copies `text`; KVT_ENOMEM leaves *name unset. Does not add. */
 int kvti_name_init(struct kvti_name *name, uint64_t side, const char *text);
 void kvti_name_fini(struct kvti_name *name);
+/* Takes `text` as it is, whose owner keeps it while the name is in a table:
+ * without kvti_name_fini(). */
+void kvti_name_borrow(struct kvti_name *name, uint64_t side, char *text);
 void kvti_names_add(struct kvti_names *names, struct kvti_name *name);
 struct kvti_name *kvti_names_find(const struct kvti_names *names, uint64_t side,
                                   const char *text);

@@ -69,17 +69,23 @@ static void free_link(struct kvt_transport *t, struct kvti_link *link)
 
 /* ------------------------------------------------------------------- load */
 
-static void swap_metadata_locked(struct kvti_peer *peer)
+static void swap_metadata_locked(struct kvt_transport *t,
+                                 struct kvti_peer *peer)
 {
     if (peer->next_blob == NULL) {
         return;
     }
+    kvti_names_remove(&t->agent_names, &peer->agent);
     kvti_md_fini(&peer->md);
     free(peer->blob);
     peer->blob = peer->next_blob;
     peer->md = peer->next_md;
     peer->next_blob = NULL;
     peer->next_md = (struct kvti_md){0};
+    if (!peer->removed) {
+        kvti_name_borrow(&peer->agent, 0, peer->md.agent_name);
+        kvti_names_add(&t->agent_names, &peer->agent);
+    }
 }
 
 /* The load is over without a link: the waiting call fails. */
@@ -102,7 +108,7 @@ static void begin_load(struct kvt_transport *t, struct kvti_peer *peer)
     struct kvt_error err;
 
     kvti_lock(t);
-    swap_metadata_locked(peer);
+    swap_metadata_locked(t, peer);
     peer->fresh = false;
     link = new_link(peer, peer->generation + 1);
     if (link == NULL) {

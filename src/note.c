@@ -163,15 +163,10 @@ bool kvti_note_received(void *ctx, const char *agent_name, const void *bytes,
 static kvt_peer sender_locked(const struct kvt_transport *t,
                               const char *agent_name)
 {
-    kvti_list_each(node, &t->peer_list) {
-        const struct kvti_peer *peer = kvti_container(node, struct kvti_peer,
-                                                      node);
+    struct kvti_name *agent = kvti_names_find(&t->agent_names, 0, agent_name);
 
-        if (!peer->removed && strcmp(peer->md.agent_name, agent_name) == 0) {
-            return peer->id;
-        }
-    }
-    return 0;
+    return agent == NULL ? 0
+                         : kvti_container(agent, struct kvti_peer, agent)->id;
 }
 
 int kvt_notification(kvt_transport *t, struct kvt_notification *ret,

@@ -103,6 +103,7 @@ void kvti_peer_detach_locked(struct kvt_transport *t, struct kvti_peer *peer)
     peer->removed = true;
     peer->want = KVTI_WANT_REMOVED;
     kvti_names_remove(&t->peer_names, &peer->name);
+    kvti_names_remove(&t->agent_names, &peer->agent);
     kvti_list_each(node, &peer->layouts) {
         kvti_entry_drop_locked(t,
                                kvti_container(node, struct kvti_entry, node));
@@ -278,6 +279,7 @@ static int insert_locked(struct kvt_transport *t, struct kvti_peer *peer,
                          t->options.peers_max);
     }
     if (kvti_names_reserve(&t->peer_names) != KVT_OK ||
+        kvti_names_reserve(&t->agent_names) != KVT_OK ||
         (peer->id = kvti_idmap_add(&t->peers, peer)) == 0) {
         return kvti_fail(err, KVT_ENOMEM, "no memory for a peer");
     }
@@ -291,6 +293,8 @@ static int insert_locked(struct kvt_transport *t, struct kvti_peer *peer,
         old->users++;
     }
     kvti_names_add(&t->peer_names, &peer->name);
+    kvti_name_borrow(&peer->agent, 0, peer->md.agent_name);
+    kvti_names_add(&t->agent_names, &peer->agent);
     kvti_list_append(&t->peer_list, &peer->node);
     t->peer_count++;
     t->peers_engine++;

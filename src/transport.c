@@ -219,6 +219,7 @@ void kvti_transport_destroy(struct kvt_transport *t)
     kvti_regions_fini(&t->regions);
     kvti_idmap_fini(&t->peers);
     kvti_names_fini(&t->peer_names);
+    kvti_names_fini(&t->agent_names);
     kvti_idmap_fini(&t->layouts);
     kvti_names_fini(&t->layout_names);
     free(t->slots);

@@ -180,6 +180,40 @@ static void a_sender_is_named_by_its_peer_id_once_added(void **state)
     pair_close(&pair);
 }
 
+/* A restarted process has another agent's name under the same peer. */
+static void a_sender_is_known_by_the_metadata_of_the_last_reload(void **state)
+{
+    struct node_plan plan = suite_plan(NULL);
+    struct pair pair;
+    struct node other;
+    kvt_peer to_b;
+    kvt_peer back;
+    size_t length;
+    void *metadata;
+    char byte;
+
+    (void)state;
+    begin(&pair);
+    metadata = node_metadata(&pair.a, &length);
+    back = node_add(&pair.b, "a", metadata, length);
+    free(metadata);
+    node_open(&other, &plan);
+    metadata = node_metadata(&pair.b, &length);
+    to_b = node_add(&other, "b", metadata, length);
+    free(metadata);
+    metadata = node_metadata(&other, &length);
+    assert_kvt_ok(kvt_peer_reload(pair.b.t, back, metadata, length, 0, ERR));
+    free(metadata);
+    assert_kvt_ok(kvt_notify(other.t, to_b, "o", 1, ERR));
+    assert_int_equal(wait_note(pair.b.t, &byte, 1).peer, back);
+    assert_int_equal(byte, 'o');
+    assert_kvt_ok(kvt_notify(pair.a.t, pair.peer, "a", 1, ERR));
+    assert_int_equal(wait_note(pair.b.t, &byte, 1).peer, 0);
+    assert_int_equal(byte, 'a');
+    node_close(&other);
+    pair_close(&pair);
+}
+
 /* Both queues are full, the sender hears it, and nothing is lost. (B32) */
 static void a_peer_that_does_not_read_pushes_back(void **state)
 {
@@ -451,6 +485,7 @@ static const struct CMUnitTest cases[] = {
     cmocka_unit_test(a_small_buffer_leaves_the_message_queued),
     cmocka_unit_test(a_thousand_unread_messages_keep_their_order),
     cmocka_unit_test(a_sender_is_named_by_its_peer_id_once_added),
+    cmocka_unit_test(a_sender_is_known_by_the_metadata_of_the_last_reload),
     cmocka_unit_test(a_peer_that_does_not_read_pushes_back),
     cmocka_unit_test(messages_wait_at_an_unloaded_peer_for_none),
     cmocka_unit_test(a_message_with_a_write_comes_after_its_data),
