@@ -12,6 +12,8 @@
 
 /* Chunks posted in a turn before the control thread looks at events again. */
 #define POSTS_PER_TURN 64
+/* Of those that are claimed under one hold of mu. */
+#define BATCH_MAX 32
 
 /* ----------------------------------------------------------------- windows */
 
@@ -83,30 +85,6 @@ static struct kvti_chunk *new_chunk(struct kvt_transport *t,
     return chunk;
 }
 
-/* False when a caller's stop came first. */
-static bool claim(struct kvt_transport *t, struct kvti_xfer *xfer,
-                  const struct kvti_chunk *chunk, uint64_t merged)
-{
-    bool mine;
-
-    kvti_lock(t);
-    mine = !xfer->stop;
-    if (mine) {
-        if (!xfer->claimed) {
-            xfer->claimed = true;
-            xfer->result.state = KVT_IN_PROGRESS;
-            kvti_histogram_add(&t->stats.post_ns,
-                               kvti_now_ns() - xfer->accepted_ns);
-        }
-        xfer->result.copies += chunk->count;
-        t->stats.copies += chunk->count;
-        t->stats.merged += merged;
-        t->stats.chunks++;
-    }
-    kvti_unlock(t);
-    return mine;
-}
-
 static void take_place(struct kvt_transport *t, struct kvti_link *link,
                        struct kvti_chunk *chunk)
 {
@@ -134,10 +112,10 @@ void kvti_ctl_give_place(struct kvt_transport *t, struct kvti_link *link,
 
 /* See control.c. Light ones are reported by the control thread itself. */
 static bool is_awaited(const struct kvt_transport *t,
-                       const struct kvti_link *link,
-                       const struct kvti_xfer *xfer,
                        const struct kvti_chunk *chunk)
 {
+    const struct kvti_xfer *xfer = chunk->xfer;
+    const struct kvti_link *link = xfer->link;
     uint32_t window = limit(link->job.window, t->traits.window);
     uint32_t heavy = link->outstanding - link->light;
 
@@ -145,7 +123,100 @@ static bool is_awaited(const struct kvt_transport *t,
            heavy == window || heavy == window / 2;
 }
 
-static void post_one(struct kvt_transport *t, struct kvti_link *link)
+/* Chunks that are cut and not posted yet. */
+struct batch {
+    struct kvti_chunk *chunks[BATCH_MAX];
+    uint64_t merged[BATCH_MAX]; /* copies that cutting saved */
+    bool mine[BATCH_MAX];       /* false: a caller's stop came first */
+    size_t count;
+};
+
+/* See progress.c. */
+static bool claim_locked(struct kvt_transport *t, struct kvti_xfer *xfer,
+                         const struct kvti_chunk *chunk, uint64_t merged,
+                         uint64_t now_ns)
+{
+    if (xfer->stop) {
+        return false;
+    }
+    if (!xfer->claimed) {
+        xfer->claimed = true;
+        xfer->result.state = KVT_IN_PROGRESS;
+        kvti_histogram_add(&t->stats.post_ns, now_ns - xfer->accepted_ns);
+    }
+    xfer->result.copies += chunk->count;
+    t->stats.copies += chunk->count;
+    t->stats.merged += merged;
+    t->stats.chunks++;
+    return true;
+}
+
+static void claim(struct kvt_transport *t, struct batch *batch)
+{
+    kvti_lock(t);
+    /* Behind the lock: not before the last of them was accepted. */
+    uint64_t now_ns = kvti_now_ns();
+
+    for (size_t i = 0; i < batch->count; i++) {
+        struct kvti_chunk *chunk = batch->chunks[i];
+
+        batch->mine[i] = claim_locked(t, chunk->xfer, chunk, batch->merged[i],
+                                      now_ns);
+    }
+    kvti_unlock(t);
+}
+
+/* attend() completes its transfer. */
+static void discard(struct kvt_transport *t, struct kvti_chunk *chunk)
+{
+    struct kvti_xfer *xfer = chunk->xfer;
+    struct kvti_link *link = xfer->link;
+
+    kvti_list_remove(&xfer->queue_node);
+    kvti_list_remove(&chunk->core_node);
+    kvti_ctl_give_place(t, link, chunk);
+    free(chunk);
+    kvti_ctl_link_kick(t, link);
+}
+
+static void post_batch(struct kvt_transport *t, struct batch *batch)
+{
+    if (batch->count == 0) {
+        return;
+    }
+    claim(t, batch);
+    for (size_t i = 0; i < batch->count; i++) {
+        struct kvti_chunk *chunk = batch->chunks[i];
+
+        if (!batch->mine[i]) {
+            discard(t, chunk);
+            continue;
+        }
+        if (!chunk->light && t->heavy == 1) {
+            /* Else the engine's threads that we wake here would run before the
+             * caller who woke us does, and keep it in its call for
+             * milliseconds. */
+            (void)kvti_ctl_step_aside(t);
+        }
+        chunk->awaited = is_awaited(t, chunk);
+        t->ops->post(t->engine, chunk);
+    }
+    batch->count = 0;
+}
+
+static void no_memory(struct kvt_transport *t, struct kvti_xfer *xfer)
+{
+    kvti_lock(t);
+    kvti_ctl_stop_locked(t, xfer, KVT_FAILED, KVT_ENOMEM, 0, KVT_SCOPE_REQUEST,
+                         "no memory for the next part; nothing more was "
+                         "posted");
+    kvti_unlock(t);
+    kvti_ctl_advance(t, xfer);
+}
+
+/* The next chunk of a link, into the batch. */
+static void cut_one(struct kvt_transport *t, struct kvti_link *link,
+                    struct batch *batch)
 {
     struct kvti_xfer *xfer = kvti_container(link->queues[link->turn].next,
                                             struct kvti_xfer, queue_node);
@@ -156,39 +227,33 @@ static void post_one(struct kvt_transport *t, struct kvti_link *link)
                                         t->traits.chunk_bytes);
 
     if (chunk == NULL) {
-        kvti_lock(t);
-        kvti_ctl_stop_locked(t, xfer, KVT_FAILED, KVT_ENOMEM, 0,
-                             KVT_SCOPE_REQUEST,
-                             "no memory for the next part; nothing more was "
-                             "posted");
-        kvti_unlock(t);
-        kvti_ctl_advance(t, xfer);
+        post_batch(t, batch); /* an earlier part of it may be there */
+        no_memory(t, xfer);
         return;
     }
     kvti_payload_cut(&xfer->payload, &xfer->cut, t->traits.chunk_copies,
                      bytes_max, chunk);
-    if (!claim(t, xfer, chunk, xfer->cut.merged - merged)) {
-        free(chunk);
-        kvti_list_remove(&xfer->queue_node); /* attend() completes it */
-        return;
-    }
     if (kvti_cut_at_end(&xfer->cut, &xfer->payload)) {
         kvti_list_remove(&xfer->queue_node);
     }
     kvti_list_append(&xfer->chunks, &chunk->core_node);
     take_place(t, link, chunk);
-    if (!chunk->light && t->heavy == 1) {
-        /* Else the engine's threads that we wake here would run before the
-         * caller who woke us does, and keep it in its call for milliseconds. */
-        (void)kvti_ctl_step_aside(t);
-    }
-    chunk->awaited = is_awaited(t, link, xfer, chunk);
-    t->ops->post(t->engine, chunk);
+    batch->chunks[batch->count] = chunk;
+    batch->merged[batch->count] = xfer->cut.merged - merged;
+    batch->count++;
+}
+
+/* Light chunks are claimed together, a heavy one ends the batch. */
+static bool is_full(const struct batch *batch)
+{
+    return batch->count == BATCH_MAX ||
+           (batch->count > 0 && !batch->chunks[batch->count - 1]->light);
 }
 
 /* Round robin over the links that have work and room in their window. */
 void kvti_ctl_post(struct kvt_transport *t)
 {
+    struct batch batch = {.count = 0};
     struct kvti_list *node;
 
     for (int i = 0; i < POSTS_PER_TURN; i++) {
@@ -197,15 +262,20 @@ void kvti_ctl_post(struct kvt_transport *t)
 
         node = kvti_list_take(&t->ready);
         if (node == NULL) {
-            return;
+            break;
         }
         link = kvti_container(node, struct kvti_link, ready);
         /* What was queued may have been stopped since. */
         class = next_class(t, link);
-        if (class != KVTI_CLASSES) {
-            link->turn = class;
-            post_one(t, link);
-            kvti_ctl_link_kick(t, link);
+        if (class == KVTI_CLASSES) {
+            continue;
         }
+        link->turn = class;
+        cut_one(t, link, &batch);
+        if (is_full(&batch)) {
+            post_batch(t, &batch);
+        }
+        kvti_ctl_link_kick(t, link);
     }
+    post_batch(t, &batch);
 }

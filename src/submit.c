@@ -3,16 +3,21 @@
  * The way of a transfer on the caller's thread: check, copy, append to a list.
  *
  * Layouts are looked up and referenced under mu, indices are checked and
- * copied without it, and the transfer is appended under mu again, after a
- * second look at the peer and the layouts: what was dropped, unloaded or
- * replaced meanwhile refuses the call. So a transfer that is accepted was
- * right at the moment of its acceptance, and one that is refused left nothing.
+ * copied without it, unless they are few, and the transfer is appended under mu
+ * again, after a second look at the peer and the layouts: what was dropped,
+ * unloaded or replaced meanwhile refuses the call. So a transfer that is
+ * accepted was right at the moment of its acceptance, and one that is refused
+ * left nothing.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "core.h"
 #include "cpu.h"
+
+/* So few are checked and copied with mu held: to give it up and take it again
+ * costs more, also those who wait for it. */
+#define FEW_INDICES 16
 
 static int check_options(const struct kvt_transport *t,
                          const struct kvt_xfer_options *options,
@@ -195,6 +200,19 @@ static void count_refused(struct kvt_transport *t, int code)
     kvti_unlock(t);
 }
 
+static void fini_draft(struct draft *draft)
+{
+    kvti_payload_fini(&draft->payload);
+    free(draft->note);
+}
+
+/* Without mu: what wakes wants it at once. */
+static void wake_for(struct kvt_transport *t)
+{
+    atomic_store_explicit(&t->caller_cpu, kvti_cpu_now(), memory_order_relaxed);
+    kvti_wake(t);
+}
+
 /* Takes the draft's payload, in success and failure. */
 static int submit(struct kvt_transport *t, struct draft *draft,
                   kvt_xfer *ret_xfer, struct kvt_error *err)
@@ -207,14 +225,11 @@ static int submit(struct kvt_transport *t, struct draft *draft,
     if (code == KVT_OK) {
         code = submit_locked(t, draft, ret_xfer, err);
         kvti_unlock(t);
-        if (code == KVT_OK) {
-            atomic_store_explicit(&t->caller_cpu, kvti_cpu_now(),
-                                  memory_order_relaxed);
-            kvti_wake(t); /* without mu: what wakes wants it at once */
-        }
     }
-    kvti_payload_fini(&draft->payload);
-    free(draft->note);
+    if (code == KVT_OK) {
+        wake_for(t);
+    }
+    fini_draft(draft);
     return code;
 }
 
@@ -303,16 +318,15 @@ static int find_layout_locked(struct kvt_transport *t, kvt_layout id,
     return KVT_OK;
 }
 
-static int find_layouts(struct kvt_transport *t, const struct draft *draft,
-                        struct kvti_layout **ret_local,
-                        struct kvti_layout **ret_peer, struct kvt_error *err)
+static int find_layouts_locked(struct kvt_transport *t,
+                               const struct draft *draft,
+                               struct kvti_layout **ret_local,
+                               struct kvti_layout **ret_peer,
+                               struct kvt_error *err)
 {
     struct kvti_peer *peer;
-    int code = kvti_lock_open(t, err);
+    int code;
 
-    if (code != KVT_OK) {
-        return code;
-    }
     peer = find_peer_locked(t, draft->peer, &code, err);
     if (peer != NULL) {
         code = find_layout_locked(t, draft->local_id, NULL, "local", ret_local,
@@ -322,7 +336,42 @@ static int find_layouts(struct kvt_transport *t, const struct draft *draft,
         code = find_layout_locked(t, draft->peer_id, peer, "peer's", ret_peer,
                                   err);
     }
-    kvti_unlock(t);
+    return code;
+}
+
+static int submit_blocks(struct kvt_transport *t, struct draft *draft,
+                         const struct kvt_indices *local,
+                         const struct kvt_indices *remote, kvt_xfer *ret_xfer,
+                         struct kvt_error *err)
+{
+    struct kvti_layout *local_layout = NULL;
+    struct kvti_layout *peer_layout = NULL;
+    int code = kvti_lock_open(t, err);
+    bool held = code == KVT_OK;
+
+    if (code == KVT_OK) {
+        code = find_layouts_locked(t, draft, &local_layout, &peer_layout, err);
+    }
+    if (held && !(local != NULL && local->count <= FEW_INDICES)) {
+        kvti_unlock(t);
+        held = false;
+    }
+    if (code == KVT_OK) {
+        code = kvti_payload_blocks(local_layout, local, peer_layout, remote,
+                                   &draft->payload, err);
+    }
+    if (code == KVT_OK && !held) {
+        code = kvti_lock_open(t, err);
+        held = code == KVT_OK;
+    }
+    if (code == KVT_OK) {
+        code = submit_locked(t, draft, ret_xfer, err);
+    }
+    if (held) {
+        kvti_unlock(t);
+    }
+    kvti_layout_unref(local_layout);
+    kvti_layout_unref(peer_layout);
     return code;
 }
 
@@ -331,8 +380,6 @@ static int move_blocks(struct kvt_transport *t, struct draft *draft,
                        const struct kvt_indices *remote, kvt_xfer *ret_xfer,
                        struct kvt_error *err)
 {
-    struct kvti_layout *local_layout = NULL;
-    struct kvti_layout *peer_layout = NULL;
     int code = kvti_guard(t, err);
 
     if (code != KVT_OK) {
@@ -340,20 +387,17 @@ static int move_blocks(struct kvt_transport *t, struct draft *draft,
     }
     code = check_call(t, draft->options, ret_xfer, err);
     if (code == KVT_OK) {
-        code = find_layouts(t, draft, &local_layout, &peer_layout, err);
+        code = copy_note(draft->options, &draft->note, err);
     }
     if (code == KVT_OK) {
-        code = kvti_payload_blocks(local_layout, local, peer_layout, remote,
-                                   &draft->payload, err);
+        code = submit_blocks(t, draft, local, remote, ret_xfer, err);
     }
     if (code == KVT_OK) {
-        code = submit(t, draft, ret_xfer, err);
-    }
-    kvti_layout_unref(local_layout);
-    kvti_layout_unref(peer_layout);
-    if (code != KVT_OK) {
+        wake_for(t);
+    } else {
         count_refused(t, code);
     }
+    fini_draft(draft);
     return code;
 }
 
