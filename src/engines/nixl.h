@@ -65,7 +65,8 @@ struct kvti_nixl_config {
     bool needs_cuda;        /* without libcuda, open fails */
     bool telemetry;
     bool confirm;
-    bool nic_dropped; /* UCX_NET_DEVICES won over a device_list */
+    bool nic_dropped;    /* UCX_NET_DEVICES won over a device_list */
+    bool release_failed; /* by nixl_xfer.c: NIXL's backend can take it */
 };
 
 #define KVTI_NIXL_NO_GPU UINT64_MAX

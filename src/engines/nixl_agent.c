@@ -5,7 +5,8 @@
  * teardown destroys the agent first, whatever is in flight, and then the
  * handles that are ours: releasing an unfinished request while the agent lives
  * aborts inside UCX at times (6 of 20 with four threads), after it is gone it
- * crashes. So requests that never finished are never released at all.
+ * crashes. So what is left by then is never released at all; what is released
+ * before, nixl_xfer.c says.
  */
 #include "nixl.h"
 

@@ -280,6 +280,21 @@ static void bound_descs(struct kvti_nixl_config *config)
     }
 }
 
+/* What NIXL does to a request that failed when it is released was read in its
+ * backend UCX alone: LIBFABRIC deletes what is still under way. So does UCX,
+ * when it is told to use scatter-gather lists (1.5). */
+static bool may_release_failed(const struct kvti_nixl_config *config)
+{
+    /* As any reader (nixl_env.c). NOLINTNEXTLINE(concurrency-mt-unsafe) */
+    bool may = getenv("NIXL_UCX_SGL_ENABLE") == NULL;
+
+    for (size_t i = 0; i < config->backend_count; i++) {
+        kvti_assert(config->backends[i] != NULL);
+        may = may && strcmp(config->backends[i], "UCX") == 0;
+    }
+    return may;
+}
+
 /* A parameter of a backend that is not there is a mistake in its name. */
 static int check_names(const struct kvti_nixl_config *config,
                        struct kvt_error *err)
@@ -334,6 +349,7 @@ int kvti_nixl_config_init(struct kvti_nixl_config *config,
         return code;
     }
     bound_descs(config);
+    config->release_failed = may_release_failed(config);
     return KVT_OK;
 }
 

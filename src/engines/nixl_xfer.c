@@ -14,9 +14,16 @@
  *                          not while bytes go on landing: not proven
  *   anything else          NIXL cannot tell: not proven
  *
- * Requests that are not final are never released, which would not stop them
- * and can abort the process. Once a request failed nothing is asked about it
- * any more, so its handle is simply forgotten.
+ * A request is released to NIXL in three cases: it has status 0; its post was
+ * refused before the backend; or NIXL failed it (a post or a status answered
+ * with anything but "done" and "in progress"), it is a write, the peer's process
+ * is dead, and UCX is the only backend. Releasing stops nothing and waits for
+ * nothing: NIXL deletes its own part, hands UCX's requests back, which UCX keeps
+ * until they are over, and lets go of the connection. So while the peer lives
+ * bytes go on landing, and to destroy the agent then can abort the process. All
+ * other requests are just forgotten and end with the agent, among them those
+ * that were under way when their remote was loaded anew: NIXL does not tell any
+ * more whether they are over. Once a request failed nothing is asked about it.
  *
  * NIXL knows memory by registration, and a descriptor must lie inside one on
  * either side; the core merges across them. So copies are cut here. A request
@@ -69,6 +76,37 @@ static void report_final(struct kvti_nixl *engine, struct kvti_chunk *chunk,
     kvti_nixl_proc_put(engine, proc);
 }
 
+static void release(struct kvti_nixl *engine, struct nixl_xfer_req *req)
+{
+    const struct nixl_api *api = &engine->lib->api;
+
+    if (api->release_xfer_req(engine->agent, req) == NIXL_OK) {
+        (void)api->destroy_xfer_req(req);
+    }
+}
+
+static void drop_request(struct kvti_nixl *engine, struct kvti_chunk *chunk)
+{
+    release(engine, kvti_nixl_chunk_priv(chunk)->req);
+    kvti_nixl_chunk_priv(chunk)->req = NULL;
+}
+
+/* The last report of a failed chunk that is proven. Whoever waits for it does
+ * not wait for NIXL. */
+static void report_proven(struct kvti_nixl *engine, struct kvti_chunk *chunk,
+                          uint32_t state, int code, int status,
+                          const char *text)
+{
+    struct nixl_xfer_req *failed = kvti_nixl_chunk_priv(chunk)->req;
+
+    report_final(engine, chunk, state, code, status, text);
+    if (failed != NULL && engine->config.release_failed) {
+        kvti_nixl_enter(engine);
+        release(engine, failed);
+        kvti_nixl_leave(engine);
+    }
+}
+
 void kvti_nixl_chunk_done(struct kvti_nixl *engine, struct kvti_chunk *chunk)
 {
     if (kvti_nixl_proc_same(kvti_nixl_chunk_priv(chunk)->proc)) {
@@ -93,7 +131,7 @@ void kvti_nixl_chunk_park(struct kvti_nixl *engine, struct kvti_chunk *chunk,
                           const char *text)
 {
     if (is_proven(engine, chunk)) {
-        report_final(engine, chunk, state, code, status, text);
+        report_proven(engine, chunk, state, code, status, text);
         return;
     }
     kvti_nixl_chunk_priv(chunk)->state = state;
@@ -109,21 +147,10 @@ void kvti_nixl_settle(struct kvti_nixl *engine)
 
         if (is_proven(engine, chunk)) {
             kvti_list_remove(&chunk->node);
-            report_final(engine, chunk, kvti_nixl_chunk_priv(chunk)->state,
-                         KVT_EDISCONNECTED, NIXL_BACKEND,
-                         "the peer's process is gone");
+            report_proven(engine, chunk, kvti_nixl_chunk_priv(chunk)->state,
+                          KVT_EDISCONNECTED, NIXL_BACKEND,
+                          "the peer's process is gone");
         }
-    }
-}
-
-static void drop_request(struct kvti_nixl *engine, struct kvti_chunk *chunk)
-{
-    const struct nixl_api *api = &engine->lib->api;
-    struct nixl_xfer_req *req = kvti_nixl_chunk_priv(chunk)->req;
-
-    kvti_nixl_chunk_priv(chunk)->req = NULL;
-    if (api->release_xfer_req(engine->agent, req) == NIXL_OK) {
-        (void)api->destroy_xfer_req(req);
     }
 }
 
@@ -468,6 +495,7 @@ void kvti_nixl_drop_flying(struct kvti_nixl *engine,
         if (kvti_nixl_chunk_priv(chunk)->remote == remote) {
             kvti_list_remove(&chunk->node);
             remote->flying--;
+            kvti_nixl_chunk_priv(chunk)->req = NULL; /* never released */
             kvti_nixl_chunk_park(engine, chunk, KVT_DISCONNECTED,
                                  KVT_EDISCONNECTED, NIXL_NOT_FOUND,
                                  "the peer was loaded anew while this was "

@@ -29,7 +29,13 @@ typedef int fake_nixl_count_fn(const char *prefix);
 typedef bool fake_nixl_line_fn(const char *prefix, int n, char *text,
                                size_t size);
 
-/* Forgets log, scripts and blocks. */
+/* Requests to this agent that are made from now on are to that process, a child
+ * of this one. A write that failed may be released once it is dead, by an agent
+ * that has UCX alone; a release of any other request that is not over is logged as
+ * "UNFINISHED". */
+typedef void fake_nixl_process_fn(const char *agent, int pid);
+
+/* Forgets log, scripts, blocks and the process. */
 typedef void fake_nixl_reset_fn(void);
 
 #endif /* KVT_TEST_FAKE_NIXL_H */

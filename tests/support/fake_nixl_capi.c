@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 
 #include "engines/nixl_capi.h"
 
@@ -33,6 +34,7 @@ EXPORT fake_nixl_waiting_fn fake_nixl_waiting;
 EXPORT fake_nixl_count_fn fake_nixl_count;
 EXPORT fake_nixl_line_fn fake_nixl_line;
 EXPORT fake_nixl_reset_fn fake_nixl_reset;
+EXPORT fake_nixl_process_fn fake_nixl_process;
 
 struct desc {
     uint64_t addr;
@@ -64,6 +66,7 @@ struct nixl_agent {
     struct descs regs[2];
     struct remote *remotes;
     struct note *notes;
+    bool ucx_only;
 };
 
 struct nixl_params {
@@ -96,8 +99,11 @@ struct nixl_xfer_req {
     int id;
     int op;
     int status;
+    int pid; /* of the peer's process, or 0 */
     bool posted;
-    bool stale; /* its remote was invalidated since */
+    bool refused; /* by its post, before anything began */
+    bool failed;  /* a post or a status said so */
+    bool stale;   /* its remote was invalidated since */
     char remote[256];
     struct descs local;
     struct descs peer;
@@ -125,6 +131,8 @@ static struct script blocks[SCRIPTS];
 static char *lines[LINES];
 static int line_count;
 static int next_id;
+static char process_agent[256];
+static int process_pid;
 
 /* ---------------------------------------------------------- log and scripts */
 
@@ -284,10 +292,19 @@ void fake_nixl_reset(void)
     }
     line_count = 0;
     memset(scripts, 0, sizeof scripts);
+    process_pid = 0;
     for (int i = 0; i < SCRIPTS; i++) {
         blocks[i].value = 0;
     }
     pthread_cond_broadcast(&let_go);
+    pthread_mutex_unlock(&mu);
+}
+
+void fake_nixl_process(const char *agent, int pid)
+{
+    pthread_mutex_lock(&mu);
+    (void)snprintf(process_agent, sizeof process_agent, "%s", agent);
+    process_pid = pid;
     pthread_mutex_unlock(&mu);
 }
 
@@ -424,6 +441,7 @@ int nixl_capi_create_configured_agent(const char *name,
         config->thread_sync, (unsigned long long)config->pthr_delay_us,
         config->capture_telemetry);
     agent->regs[1].mem = 1;
+    agent->ucx_only = true;
     agent->next = agents;
     agents = agent;
     *ret = agent;
@@ -560,7 +578,7 @@ int nixl_capi_create_backend(struct nixl_agent *agent, const char *plugin,
     int status = enter("backend", 0);
 
     hold(plugin);
-    (void)check(agent);
+    check(agent)->ucx_only &= strcmp(plugin, "UCX") == 0;
     say("backend %s%s", plugin, params->text);
     say_gpu("backend", plugin);
     if (status == 0) {
@@ -797,6 +815,7 @@ int nixl_capi_create_xfer_req(struct nixl_agent *agent, int op,
     req->peer = copy(&remote->list);
     req->agent = agent;
     (void)snprintf(req->remote, sizeof req->remote, "%s", name);
+    req->pid = strcmp(process_agent, name) == 0 ? process_pid : 0;
     req->next = requests;
     requests = req;
     *ret = req;
@@ -834,6 +853,8 @@ int nixl_capi_post_xfer_req(struct nixl_agent *agent, struct nixl_xfer_req *req,
     }
     say("post %d -> %d", req->id, status);
     req->posted = true;
+    req->refused = status == NIXL_INVALID_PARAM || status == NIXL_NOT_FOUND;
+    req->failed = status < 0;
     req->status = status;
     if (status == 0) {
         move(req);
@@ -853,10 +874,12 @@ int nixl_capi_get_xfer_status(struct nixl_agent *agent,
     }
     if (req->stale && req->status == 1) {
         say("STALE %d", req->id);
+        req->failed = true;
         return leave(-6);
     }
     if (req->status == 1) {
         req->status = status;
+        req->failed = status < 0;
         if (status == 0) {
             move(req);
         }
@@ -867,15 +890,30 @@ int nixl_capi_get_xfer_status(struct nixl_agent *agent,
     return leave(req->status);
 }
 
+/* A process of ours that has ended, waited for or not. */
+static bool is_dead(int pid)
+{
+    siginfo_t info = {.si_pid = 0};
+
+    return pid != 0 &&
+           (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+            info.si_pid == pid);
+}
+
+/* Nothing of it can land any more: what nixl_xfer.c says. */
+static bool is_over(const struct nixl_xfer_req *req)
+{
+    return req->status == 0 || req->refused ||
+           (req->failed && req->op == NIXL_WRITE && is_dead(req->pid) &&
+            req->agent->ucx_only);
+}
+
 int nixl_capi_release_xfer_req(struct nixl_agent *agent,
                                struct nixl_xfer_req *req)
 {
     (void)enter("release", 0);
     (void)check(agent);
-    say(req->status == 0 || req->status == -1 || req->status == -6
-            ? "release %d"
-            : "UNFINISHED %d",
-        req->id);
+    say(is_over(req) ? "release %d" : "UNFINISHED %d", req->id);
     req->agent = NULL;
     return leave(0);
 }

@@ -40,7 +40,8 @@ int find_stand_in(void)
         !find(handle, "fake_nixl_waiting", &fake.waiting) ||
         !find(handle, "fake_nixl_count", &fake.count_lines) ||
         !find(handle, "fake_nixl_line", &fake.get_line) ||
-        !find(handle, "fake_nixl_reset", &fake.reset)) {
+        !find(handle, "fake_nixl_reset", &fake.reset) ||
+        !find(handle, "fake_nixl_process", &fake.process)) {
         (void)fprintf(stderr, "KVT_TEST_FAKE_NIXL names the stand-in\n");
         return 1;
     }
@@ -171,8 +172,26 @@ pid_t start_process(struct peer *peer)
     }
     assert_int_equal(waitpid(pid, NULL, WUNTRACED), pid);
     local->pid = pid;
+    fake.process(peer->md.agent_name, pid);
     assert_int_equal(kvti_ident_start_time(pid, &local->start_time), 0);
     return pid;
+}
+
+pid_t start_child(struct pair *pair, struct peer *child)
+{
+    pid_t pid;
+
+    export_side(&pair->b, child);
+    pid = start_process(child);
+    child->md.incarnation[0] ^= 1;
+    assert_int_equal(load_again(&pair->a, child, child), KVT_OK);
+    return pid;
+}
+
+void kill_child(pid_t pid)
+{
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
 }
 
 void free_peer(struct peer *peer)
@@ -234,6 +253,15 @@ void post_and_wait(struct pair *pair, struct kvti_chunk *chunk)
 {
     fake_env_post(&pair->a.env, chunk);
     fake_env_wait_chunk(&pair->a.env, chunk);
+}
+
+void post_and_hold(struct pair *pair, struct kvti_chunk *chunk)
+{
+    fake.block("status", true);
+    fake_env_post(&pair->a.env, chunk);
+    while (fake.waiting("status") == 0) {
+        sched_yield();
+    }
 }
 
 void assert_outcome(const struct kvti_chunk *chunk, uint32_t state,

@@ -26,6 +26,7 @@ struct stand_in {
     fake_nixl_count_fn *count_lines;
     fake_nixl_line_fn *get_line;
     fake_nixl_reset_fn *reset;
+    fake_nixl_process_fn *process;
 };
 
 extern struct stand_in fake;
@@ -75,6 +76,9 @@ void free_peer(struct peer *peer);
 /* A process that does nothing, and the peer is said to be in it: call it
  * between export and load. */
 pid_t start_process(struct peer *peer);
+/* The second side again, in such a process, as a peer of the first. */
+pid_t start_child(struct pair *pair, struct peer *child);
+void kill_child(pid_t pid);
 
 /* Forgets what the stand-in knows. */
 void open_pair(struct pair *pair);
@@ -85,6 +89,8 @@ void close_pair(struct pair *pair, int code);
 /* `count` pieces of 64 bytes, in other places on either side. */
 struct kvti_chunk *pieces(const struct pair *pair, uint32_t op, uint32_t count);
 void post_and_wait(struct pair *pair, struct kvti_chunk *chunk);
+/* Posts a chunk and returns with the NIXL thread inside its status call. */
+void post_and_hold(struct pair *pair, struct kvti_chunk *chunk);
 void assert_moved(const struct kvti_chunk *chunk);
 void assert_outcome(const struct kvti_chunk *chunk, uint32_t state,
                     uint32_t fin, int code);

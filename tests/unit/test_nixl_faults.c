@@ -19,11 +19,9 @@
 #include <cmocka.h>
 
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "nixl_pair.h"
@@ -42,16 +40,6 @@ static struct kvti_chunk *many_pieces(const struct pair *pair)
             .length = 60};
     }
     return chunk;
-}
-
-/* Posts a chunk and returns with the NIXL thread inside its status call. */
-static void post_and_hold(struct pair *pair, struct kvti_chunk *chunk)
-{
-    fake.block("status", true);
-    fake_env_post(&pair->a.env, chunk);
-    while (fake.waiting("status") == 0) {
-        sched_yield();
-    }
 }
 
 static bool was_told(struct pair *pair, const void *link,
@@ -121,23 +109,6 @@ static void a_new_process_is_not_written_for_the_old_one(void **state)
     free_peer(&newer);
     close_pair(&pair, KVT_EBUSY);
     free(chunk);
-}
-
-static pid_t start_child(struct pair *pair, struct peer *child)
-{
-    pid_t pid;
-
-    export_side(&pair->b, child);
-    pid = start_process(child);
-    child->md.incarnation[0] ^= 1;
-    assert_int_equal(load_again(&pair->a, child, child), KVT_OK);
-    return pid;
-}
-
-static void kill_child(pid_t pid)
-{
-    assert_int_equal(kill(pid, SIGKILL), 0);
-    assert_int_equal(waitpid(pid, NULL, 0), pid);
 }
 
 /* Another nonce, and whatever else, in a process's page. */

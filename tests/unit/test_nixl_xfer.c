@@ -7,7 +7,8 @@
  * Proved: what NIXL is told, in which order, of which kinds, devices and
  * addresses; that each of its statuses becomes the outcome that nixl_xfer.c
  * promises, no done without a later request that was accepted, and no failure
- * final without a proof; that unfinished requests are never released.
+ * final without a proof; that each request is released when it is over, and no
+ * other ever is.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -414,6 +415,201 @@ static void statuses_that_are_not_done_are_never_final(void **state)
     free(broken);
 }
 
+/* ------------------------------------------------------------------- release */
+
+static struct kvti_chunk *pieces_for(const struct pair *pair,
+                                     const struct peer *peer, uint32_t op)
+{
+    struct kvti_chunk *chunk = pieces(pair, op, 3);
+
+    chunk->conn = peer->conn;
+    return chunk;
+}
+
+/* Three writes to a child, with the NIXL thread inside a status call: NIXL will
+ * say of each in another way that it failed. */
+static void post_to_fail(struct pair *pair, const struct peer *child,
+                         struct kvti_chunk *chunks[3])
+{
+    for (size_t i = 0; i < 3; i++) {
+        chunks[i] = pieces_for(pair, child, KVT_OP_WRITE);
+    }
+    fake.script("post", NIXL_IN_PROG, 2);
+    post_and_hold(pair, chunks[0]);
+    fake_env_post(&pair->a.env, chunks[1]);
+    fake_env_post(&pair->a.env, chunks[2]);
+    fake.script("status", NIXL_IN_PROG, 1);
+    fake.script("post", NIXL_BACKEND, 1);
+    fake.script("status", NIXL_BACKEND, 1);
+    fake.script("status", NIXL_NOT_FOUND, 1);
+}
+
+static void what_failed_is_released_when_its_peer_dies(void **state)
+{
+    struct kvti_chunk *chunks[3];
+    struct peer child;
+    struct pair pair;
+    pid_t pid;
+
+    (void)state;
+    open_pair(&pair);
+    pid = start_child(&pair, &child);
+    post_to_fail(&pair, &child, chunks);
+    fake.block("status", false);
+    wait_until_parked(&pair, chunks[2], KVT_REJECTED, KVT_EREJECTED);
+    wait_until_parked(&pair, chunks[0], KVT_DISCONNECTED, KVT_EDISCONNECTED);
+    wait_until_parked(&pair, chunks[1], KVT_UNREADABLE, KVT_EENGINE);
+    assert_int_equal(fake.count_lines("release"), 0);
+    kill_child(pid);
+    for (size_t i = 0; i < 3; i++) {
+        fake_env_wait_chunk(&pair.a.env, chunks[i]);
+        assert_int_equal(chunks[i]->outcome.fin, KVTI_FIN_BOTH);
+        free(chunks[i]);
+    }
+    wait_for_lines("release", 3);
+    free_peer(&child);
+    close_pair(&pair, KVT_OK);
+    assert_int_equal(fake.count_lines("create"), 3);
+    assert_int_equal(fake.count_lines("release"), 3);
+}
+
+static void what_fails_after_its_peer_died_is_released(void **state)
+{
+    static const char *const calls[] = {"post", "status"};
+    struct kvti_chunk *chunk;
+    struct peer child;
+    struct pair pair;
+    pid_t pid;
+
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        open_pair(&pair);
+        pid = start_child(&pair, &child);
+        chunk = pieces_for(&pair, &child, KVT_OP_WRITE);
+        fake.script("post", NIXL_IN_PROG, (int)i);
+        fake.script(calls[i], NIXL_BACKEND, 1);
+        fake.block(calls[i], true);
+        fake_env_post(&pair.a.env, chunk);
+        while (fake.waiting(calls[i]) == 0) {
+            sched_yield();
+        }
+        kill_child(pid);
+        fake_env_wait_event(&pair.a.env, &child, KVTI_CONN_DEAD);
+        fake.block(calls[i], false);
+        fake_env_wait_chunk(&pair.a.env, chunk);
+        assert_int_equal(chunk->outcome.fin, KVTI_FIN_BOTH);
+        wait_for_lines("release", 1);
+        free(chunk);
+        free_peer(&child);
+        close_pair(&pair, KVT_OK);
+        assert_int_equal(fake.count_lines("create"), 1);
+        assert_int_equal(fake.count_lines("release"), 1);
+    }
+}
+
+/* A failed write to a process that dies, with an agent like that. */
+static void check_kept(const struct kvt_options *options)
+{
+    struct kvti_chunk *chunk;
+    struct peer child;
+    struct pair pair;
+    pid_t pid;
+
+    fake.reset();
+    open_with(&pair.a, "alpha", options);
+    open_side(&pair.b, "beta");
+    load_peer(&pair.a, &pair.b, &pair.peer);
+    pid = start_child(&pair, &child);
+    chunk = pieces_for(&pair, &child, KVT_OP_WRITE);
+    fake.script("post", NIXL_BACKEND, 1);
+    fake_env_post(&pair.a.env, chunk);
+    wait_until_parked(&pair, chunk, KVT_REJECTED, KVT_EREJECTED);
+    kill_child(pid);
+    fake_env_wait_chunk(&pair.a.env, chunk);
+    assert_outcome(chunk, KVT_REJECTED, KVTI_FIN_BOTH, KVT_EREJECTED);
+    free(chunk);
+    free_peer(&child);
+    close_pair(&pair, KVT_OK);
+    assert_int_equal(fake.count_lines("create"), 1);
+    assert_int_equal(fake.count_lines("release"), 0);
+}
+
+/* Those delete what is still under way. */
+static void other_backends_get_no_failed_request_back(void **state)
+{
+    static const char *const backends[] = {"UCX", "LIBFABRIC"};
+    struct kvt_options options = options_of();
+
+    (void)state;
+    assert_int_equal(setenv("NIXL_UCX_SGL_ENABLE", "1", 1), 0);
+    check_kept(&options);
+    assert_int_equal(unsetenv("NIXL_UCX_SGL_ENABLE"), 0);
+    options.backends = backends;
+    options.backend_count = 2;
+    check_kept(&options);
+}
+
+/* Of a read, bytes may still be on their way to us. */
+static void a_failed_read_is_never_released(void **state)
+{
+    struct kvti_chunk *chunk;
+    struct peer child;
+    struct pair pair;
+    pid_t pid;
+
+    (void)state;
+    open_pair(&pair);
+    pid = start_child(&pair, &child);
+    chunk = pieces_for(&pair, &child, KVT_OP_READ);
+    fake.script("post", NIXL_IN_PROG, 1);
+    fake.script("status", NIXL_BACKEND, 1);
+    fake_env_post(&pair.a.env, chunk);
+    wait_until_parked(&pair, chunk, KVT_DISCONNECTED, KVT_EDISCONNECTED);
+    kill_child(pid);
+    fake_env_wait_event(&pair.a.env, &child, KVTI_CONN_DEAD);
+    assert_parked(&pair, chunk, KVT_DISCONNECTED, KVT_EDISCONNECTED);
+    free_peer(&child);
+    close_pair(&pair, KVT_OK);
+    assert_int_equal(fake.count_lines("release"), 0);
+    free(chunk);
+}
+
+/* NIXL never said that it failed, and does not say any more what it does. */
+static void what_was_under_way_at_a_new_load_is_never_released(void **state)
+{
+    struct kvti_chunk *chunk;
+    struct peer child;
+    struct peer newer;
+    struct pair pair;
+    pid_t pid;
+
+    (void)state;
+    open_pair(&pair);
+    pid = start_child(&pair, &child);
+    chunk = pieces_for(&pair, &child, KVT_OP_WRITE);
+    fake.script("post", NIXL_IN_PROG, 1);
+    post_and_hold(&pair, chunk);
+    fake.script("status", NIXL_IN_PROG, 1);
+    export_side(&pair.b, &newer);
+    newer.md.incarnation[0] ^= 2;
+    newer.load = fake_job(KVTI_JOB_LOAD);
+    newer.load.md = &newer.md;
+    newer.load.link = &newer;
+    fake_env_submit(&pair.a.env, &newer.load);
+    fake.block("status", false);
+    assert_int_equal(fake_env_wait_job(&pair.a.env, &newer.load), KVT_OK);
+    wait_until_parked(&pair, chunk, KVT_DISCONNECTED, KVT_EDISCONNECTED);
+    kill_child(pid);
+    fake_env_wait_chunk(&pair.a.env, chunk);
+    assert_outcome(chunk, KVT_DISCONNECTED, KVTI_FIN_BOTH, KVT_EDISCONNECTED);
+    free_peer(&child);
+    free_peer(&newer);
+    close_pair(&pair, KVT_OK);
+    assert_int_equal(fake.count_lines("create"), 1);
+    assert_int_equal(fake.count_lines("release"), 0);
+    free(chunk);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest cases[] = {
@@ -431,6 +627,11 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_refused_post_is_final_where_nixl_never_began),
         cmocka_unit_test(a_post_that_broke_is_not_final_and_breaks_the_link),
         cmocka_unit_test(statuses_that_are_not_done_are_never_final),
+        cmocka_unit_test(what_failed_is_released_when_its_peer_dies),
+        cmocka_unit_test(what_fails_after_its_peer_died_is_released),
+        cmocka_unit_test(other_backends_get_no_failed_request_back),
+        cmocka_unit_test(a_failed_read_is_never_released),
+        cmocka_unit_test(what_was_under_way_at_a_new_load_is_never_released),
     };
 
     if (find_stand_in() != 0) {
