@@ -326,7 +326,7 @@ KVT_API int kvt_engine_info(uint32_t index, struct kvt_engine_info *ret);
  * back the memory: the text names the region's position), EUNSUPPORTED (a kind
  * the engine cannot move), EAGAIN (regions_max), EBUSY (an earlier timed-out
  * call for one of them is not finished), ETIMEDOUT (undone in the background),
- * ECLOSED.
+ * ENOMEM, ECLOSED.
  */
 KVT_API int kvt_register(kvt_transport *t, const struct kvt_region *regions,
                          size_t count, uint64_t timeout_ns,
@@ -341,7 +341,8 @@ KVT_API int kvt_register(kvt_transport *t, const struct kvt_region *regions,
  * Waits. Errors: ENOENT (not registered), EBUSY (a transfer of ours that is
  * not final uses it: nothing changed; or a peer's process is stopped in the
  * middle of a write: new writes are shut out already, ask again), ETIMEDOUT
- * (goes on in the background: ask again, ENOENT then means that it is done).
+ * (goes on in the background: ask again, ENOENT then means that it is done),
+ * ENOMEM, ECLOSED.
  */
 KVT_API int kvt_deregister(kvt_transport *t, const struct kvt_region *regions,
                            size_t count, uint64_t timeout_ns,
@@ -371,7 +372,7 @@ KVT_API void kvt_shm_destroy(struct kvt_shm *shm);
  * Copies the opaque bytes that let a peer import this agent and the memory
  * registered so far. *ret_length is set on success and on ERANGE.
  * Waits. Errors: ERANGE (capacity too small; the bytes may grow with each
- * registration), ETIMEDOUT, ECLOSED.
+ * registration), ETIMEDOUT, ENOMEM, ECLOSED.
  */
 KVT_API int kvt_metadata(kvt_transport *t, void *buffer, size_t capacity,
                          size_t *ret_length, struct kvt_error *err);
@@ -399,8 +400,8 @@ struct kvt_peer_params {
  * Waits. Errors: EINVAL (a name; this transport's own metadata or name),
  * EMETADATA, EMISMATCH (agent_name), ERANGE (regions), EPERM (with the kernel
  * setting to change), EDISCONNECTED (the process is gone), ESUPERSEDED,
- * ETIMEDOUT (goes on in the background; add again or remove), EAGAIN, ECLOSED.
- * After a failure that comes from the engine the peer does not exist.
+ * ETIMEDOUT (goes on in the background; add again or remove), EAGAIN, ENOMEM,
+ * ECLOSED. After a failure that comes from the engine the peer does not exist.
  */
 KVT_API int kvt_peer_add(kvt_transport *t, const struct kvt_peer_params *params,
                          kvt_peer *ret_peer, struct kvt_error *err);
@@ -443,7 +444,7 @@ KVT_API int kvt_peer_reload(kvt_transport *t, kvt_peer peer,
  * requests are final or lost; metadata and layouts are kept for a reload.
  * Unposted parts complete as cancelled. Unloaded peers are KVT_OK at once.
  * Waits. Errors: ENOENT, ESUPERSEDED, ETIMEDOUT (goes on in the background),
- * ECLOSED.
+ * ENOMEM, ECLOSED.
  */
 KVT_API int kvt_peer_unload(kvt_transport *t, kvt_peer peer,
                             uint64_t timeout_ns, struct kvt_error *err);
@@ -451,7 +452,7 @@ KVT_API int kvt_peer_unload(kvt_transport *t, kvt_peer peer,
 /*
  * Forgets a peer: as unload, then its layouts go, and its id means nothing
  * any more but to kvt_poll(), which still drains its results. Does not wait.
- * Errors: ENOENT, ECLOSED.
+ * Errors: ENOENT, ENOMEM, ECLOSED.
  */
 KVT_API int kvt_peer_remove(kvt_transport *t, kvt_peer peer);
 
@@ -459,7 +460,7 @@ KVT_API int kvt_peer_remove(kvt_transport *t, kvt_peer peer);
  * The caller's proof that the peer's process is gone: its requests that can
  * write only into that process are final, and lost ones leave the quarantine.
  * The peer counts as disconnected. Works for removed peers as well.
- * Errors: ENOENT, ECLOSED.
+ * Errors: ENOENT, ENOMEM, ECLOSED.
  */
 KVT_API int kvt_peer_confirm_dead(kvt_transport *t, kvt_peer peer);
 
@@ -508,7 +509,7 @@ KVT_API int kvt_warm_up(kvt_transport *t, kvt_peer peer,
  * Errors: EINVAL (a run's shape; the text names its position), EUNSUPPORTED (a
  * kind that the engine does not move; several blocks in a run, where the fault
  * engine forbids it), ERANGE (outside), ENOENT (peer), EDISCONNECTED (peer not
- * loaded), EAGAIN (layouts_max, runs_max), ECLOSED.
+ * loaded), EAGAIN (layouts_max, runs_max), ENOMEM, ECLOSED.
  */
 KVT_API int kvt_prepare(kvt_transport *t, kvt_peer side, const char *name,
                         const struct kvt_run *runs, size_t count,
@@ -701,7 +702,7 @@ KVT_API int kvt_release(kvt_transport *t, kvt_xfer xfer);
  * and generation, and with notifications of transfers that are done.
  * Errors: EINVAL (NULL with a length), ERANGE (over notify_bytes_max), EAGAIN
  * (notify_max wait already: the peer does not read), ENOENT, EDISCONNECTED,
- * EUNSUPPORTED, ECLOSED.
+ * EUNSUPPORTED, ENOMEM, ECLOSED.
  */
 KVT_API int kvt_notify(kvt_transport *t, kvt_peer peer, const void *bytes,
                        size_t length, struct kvt_error *err);
@@ -791,7 +792,8 @@ KVT_API int kvt_metrics(kvt_transport *t, char *buffer, size_t capacity,
  * Replaces the rules of a transport opened as "fault:ENGINE?RULES"; "" takes
  * all rules away. Requests that a rule holds go on as if it had not held them.
  * Rules are KEY[=VALUE] joined by commas; docs/fault.md lists them.
- * Errors: EINVAL (a rule), EUNSUPPORTED (not a fault transport).
+ * Errors: EINVAL (a rule), EUNSUPPORTED (not a fault transport), ENOMEM,
+ * ECLOSED.
  */
 KVT_API int kvt_fault(kvt_transport *t, const char *rules,
                       struct kvt_error *err);
