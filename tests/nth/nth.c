@@ -16,6 +16,7 @@
 
 #define ARMED (1u << 31)
 #define LASTING (1u << 30)
+#define PLACES (1u << 29)
 #define VARIANT_SHIFT 8
 
 extern char __executable_start;
@@ -26,10 +27,42 @@ static _Atomic long nth;
 static _Atomic(const char *) failed_name;
 static _Atomic int failed_error;
 static _Atomic size_t failed_caller;
+static _Atomic bool caused;
 
 static size_t offset_of(const void *caller)
 {
     return (size_t)((uintptr_t)caller - (uintptr_t)&__executable_start);
+}
+
+/* The first one. */
+static void keep(const char *name, int error, size_t caller)
+{
+    const char *none = NULL;
+
+    if (atomic_compare_exchange_strong(&failed_name, &none, name)) {
+        atomic_store(&failed_error, error);
+        atomic_store(&failed_caller, caller);
+    }
+}
+
+static int at_place(const struct nth_place *here, const int *errors,
+                    bool lasting)
+{
+    unsigned variant = 0;
+
+    if (lasting && atomic_load(&failed_name) != NULL) {
+        return errors[0];
+    }
+    switch (nth_at_place(here, &variant)) {
+    case NTH_HIT:
+        keep(here->name, errors[variant], here->caller);
+        return errors[variant];
+    case NTH_CAUSE:
+        atomic_store(&caused, true);
+        return errors[variant];
+    default:
+        return 0;
+    }
 }
 
 int nth_next(unsigned kind, const char *name, const int *errors, size_t count,
@@ -37,10 +70,18 @@ int nth_next(unsigned kind, const char *name, const int *errors, size_t count,
 {
     unsigned plan = atomic_load(&armed);
     size_t variant = (plan >> VARIANT_SHIFT) & 0xff;
-    const char *none = NULL;
     long i;
 
-    if ((plan & kind) == 0 || variant >= count) {
+    if ((plan & kind) == 0) {
+        return 0;
+    }
+    if ((plan & PLACES) != 0) {
+        const struct nth_place here = {kind, (unsigned)count, name,
+                                       offset_of(caller)};
+
+        return at_place(&here, errors, (plan & LASTING) != 0);
+    }
+    if (variant >= count) {
         return 0;
     }
     i = atomic_fetch_add(&calls, 1);
@@ -48,10 +89,7 @@ int nth_next(unsigned kind, const char *name, const int *errors, size_t count,
         ((plan & LASTING) == 0 || i < atomic_load(&nth))) {
         return 0;
     }
-    if (atomic_compare_exchange_strong(&failed_name, &none, name)) {
-        atomic_store(&failed_error, errors[variant]);
-        atomic_store(&failed_caller, offset_of(caller));
-    }
+    keep(name, errors[variant], offset_of(caller));
     return errors[variant];
 }
 
@@ -60,8 +98,11 @@ void nth_arm(const struct nth_plan *plan, long n)
     atomic_store(&calls, 0);
     atomic_store(&nth, n);
     atomic_store(&failed_name, NULL);
+    atomic_store(&caused, false);
+    nth_choose_place(plan, n);
     atomic_store(&armed, ARMED | plan->kinds | plan->variant << VARIANT_SHIFT |
-                             (plan->lasting ? LASTING : 0));
+                             (plan->lasting ? LASTING : 0) |
+                             (plan->place != NULL || n < 0 ? PLACES : 0));
 }
 
 void nth_relent(void)
@@ -76,6 +117,7 @@ struct nth_seen nth_disarm(void)
     nth_relent();
     seen.name = atomic_load(&failed_name);
     seen.failed = seen.name != NULL;
+    seen.caused = atomic_load(&caused);
     seen.calls = atomic_load(&calls);
     seen.error = atomic_load(&failed_error);
     seen.caller = atomic_load(&failed_caller);
@@ -151,6 +193,13 @@ void nth_mapped(long change)
 {
     pthread_mutex_lock(&blocks_mu);
     held.mappings += change;
+    pthread_mutex_unlock(&blocks_mu);
+}
+
+void nth_handled(long change)
+{
+    pthread_mutex_lock(&blocks_mu);
+    held.handles += change;
     pthread_mutex_unlock(&blocks_mu);
 }
 

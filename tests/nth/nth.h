@@ -11,8 +11,11 @@
  * makes them, and one of them fails. The thread that runs the test calls
  * nothing that is wrapped in between but through the library.
  *
- * All the time it is also counted what the library holds: blocks of memory and
- * mappings.
+ * They are counted all together, or those of one place in the code: a thread
+ * that polls makes any number of calls in between, but from few places.
+ *
+ * All the time it is also counted what the library holds: blocks of memory,
+ * mappings and handles of NIXL's.
  */
 #ifndef KVT_TEST_NTH_H
 #define KVT_TEST_NTH_H
@@ -27,8 +30,26 @@ enum nth_kind {
     NTH_NIXL = 1u << 3    /* NIXL's own functions */
 };
 
+/* Where the code calls out. */
+struct nth_place {
+    unsigned kind;
+    unsigned ways;    /* to fail */
+    const char *name; /* of the symbol; dlsym()'s: of what is looked for */
+    size_t caller;    /* as an offset for addr2line */
+};
+
+/* The n-th call from there, in one of its ways. */
+struct nth_failure {
+    struct nth_place place;
+    unsigned variant;
+    long n;
+};
+
 struct nth_plan {
     unsigned kinds;
+    const struct nth_place *place; /* that alone is counted; NULL: all are */
+    /* Fails as well, for that leads to the place; or NULL. */
+    const struct nth_failure *cause;
     /* Which of a symbol's ways to fail; one that has fewer is not counted. */
     unsigned variant;
     bool lasting; /* and all that follow */
@@ -38,21 +59,32 @@ struct nth_plan {
 
 struct nth_seen {
     bool failed;      /* the call that was to fail was made */
+    bool caused;      /* the plan's cause failed */
     long calls;       /* counted */
     const char *name; /* of the symbol that failed */
     int error;        /* what it failed with */
     size_t caller;    /* where it was called, as an offset for addr2line */
 };
 
+/* n below 0: none fails. */
 void nth_arm(const struct nth_plan *plan, long n);
 /* From now on all goes well; still to be disarmed. */
 void nth_relent(void);
 struct nth_seen nth_disarm(void);
 
+/* nth_places.c: those that were met while a plan had a place or no call to
+ * fail, in the order in which they were. */
+size_t nth_places(void);
+struct nth_place nth_place(size_t i);
+/* The failure in the run in which the place was met first; false: none. */
+bool nth_cause(size_t i, struct nth_failure *ret);
+void nth_forget_places(void);
+
 /* What the library holds now. */
 struct nth_held {
     long blocks;
     long mappings;
+    long handles; /* of NIXL's, but for requests: one that failed is kept */
 };
 
 struct nth_held nth_held(void);

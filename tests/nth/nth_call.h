@@ -27,5 +27,13 @@ int nth_next(unsigned kind, const char *name, const int *errors, size_t count,
              const void *caller);
 
 void nth_mapped(long change);
+void nth_handled(long change);
+
+enum nth_hit { NTH_MISS, NTH_HIT, NTH_CAUSE };
+
+/* nth_places.c: notes where it is called. What is not missed fails, in
+ * *ret_variant. */
+enum nth_hit nth_at_place(const struct nth_place *here, unsigned *ret_variant);
+void nth_choose_place(const struct nth_plan *plan, long n);
 
 #endif /* KVT_TEST_NTH_CALL_H */

@@ -9,13 +9,20 @@
 
 /* ------------------------------------------------------- without a transport */
 
+/* A call without an error to write has its code to say it all. */
+static int with_code(int code, struct kvt_error *err)
+{
+    if (code < 0) {
+        err->code = code;
+        memcpy(err->text, "no text is asked for",
+               sizeof "no text is asked for");
+    }
+    return code;
+}
+
 static int act_open(struct world *world, struct kvt_error *err)
 {
-    struct kvt_options options = {.size = sizeof options,
-                                  .engine = world->engine,
-                                  .agent_name = "c",
-                                  .workers = 2,
-                                  .inflight_max = 64};
+    const struct kvt_options options = world_options(world, "c");
 
     return kvt_open(&options, &world->opened, err);
 }
@@ -23,6 +30,23 @@ static int act_open(struct world *world, struct kvt_error *err)
 static void refused_open(struct world *world)
 {
     assert_null(world->opened);
+}
+
+/* Of the engine alone: what is wrong with another one is of no interest. */
+static int act_probe(struct world *world, struct kvt_error *err)
+{
+    struct kvt_engine_info info;
+    int code = KVT_OK;
+
+    for (uint32_t i = 0; code == KVT_OK; i++) {
+        code = kvt_engine_info(i, &info);
+        if (code == KVT_OK && strcmp(info.name, world->ground->engine) == 0) {
+            err->code = info.code;
+            memcpy(err->text, info.text, sizeof err->text);
+            return info.code;
+        }
+    }
+    return with_code(code, err);
 }
 
 static int act_shm(struct world *world, struct kvt_error *err)
@@ -187,17 +211,6 @@ static void check_unload(struct world *world)
     assert_kvt_ok(
         kvt_peer_reload(world->pair.a.t, world->pair.peer, NULL, 0, 0, ERR));
     check_peer(world);
-}
-
-/* A call without an error to write has its code to say it all. */
-static int with_code(int code, struct kvt_error *err)
-{
-    if (code < 0) {
-        err->code = code;
-        memcpy(err->text, "no text is asked for",
-               sizeof "no text is asked for");
-    }
-    return code;
 }
 
 static int act_remove(struct world *world, struct kvt_error *err)
@@ -434,6 +447,7 @@ const struct operation operations[] = {
      .kind = WORLD_EMPTY,
      .act = act_open,
      .refused = refused_open},
+    {.name = "probe", .kind = WORLD_EMPTY, .act = act_probe},
     {.name = "shm",
      .kind = WORLD_EMPTY,
      .act = act_shm,
@@ -456,6 +470,7 @@ const struct operation operations[] = {
      .refused = refused_add},
     {.name = "add_async",
      .kind = WORLD_NODES,
+     .needs_no_memory = true,
      .act = act_add_async,
      .check = check_peer,
      .refused = refused_add},
@@ -496,6 +511,7 @@ const struct operation operations[] = {
     {.name = "warm_up",
      .kind = WORLD_PAIR,
      .may_disconnect = true,
+     .needs_no_memory = true,
      .act = act_warm_up,
      .check = check_peer},
     {.name = "cancel",

@@ -17,12 +17,15 @@ static const struct nth_plan plans[] = {
     {.kinds = NTH_SYSTEM, .variant = 3},
 };
 
+static const struct ground local = {
+    .name = "local", .engine = "local", .options = {.grace_ns = 200000000}};
+
 #define CASE(name)                                                             \
     static void name##_survives_each_failure(void **state)                     \
     {                                                                          \
         (void)state;                                                           \
-        walk_once("local");                                                    \
-        walk_all("local", #name, plans, sizeof plans / sizeof plans[0]);       \
+        walk_once(&local);                                                     \
+        walk_all(&local, #name, plans, sizeof plans / sizeof plans[0]);        \
     }
 
 CASES(CASE)

@@ -9,7 +9,7 @@
 
 /* For the message, should the case end here. */
 struct place {
-    const char *engine;
+    const struct ground *ground;
     const char *operation;
     const struct nth_plan *plan;
     long n;
@@ -29,33 +29,48 @@ static struct place place;
 static void show_place(void)
 {
     (void)fprintf(stderr,
-                  "%s over %s: kinds %#x, variant %u%s, call %ld: %s (%d) at "
+                  "%s over %s: kinds %#x, variant %u%s, call %ld%s: %s (%d) at "
                   "%#zx\n",
-                  place.operation, place.engine, place.plan->kinds,
+                  place.operation, place.ground->name, place.plan->kinds,
                   place.plan->variant, place.plan->lasting ? ", lasting" : "",
-                  place.n, place.seen.failed ? place.seen.name : "none",
+                  place.n, place.plan->place != NULL ? " of the place" : "",
+                  place.seen.failed ? place.seen.name : "none",
                   place.seen.error, place.seen.caller);
 }
 
 /* ------------------------------------------------------------------- worlds */
 
-static struct node_plan plan_of(const struct world *world, const char *name)
+struct kvt_options world_options(const struct world *world, const char *name)
 {
-    return (struct node_plan){
-        .engine = world->engine,
-        .name = name,
-        .shape = {.count = 16, .block_bytes = 4096},
-        .seed = 7,
-        .options = {.workers = 2, .inflight_max = 64, .grace_ns = 200000000}};
+    struct kvt_options options = world->ground->options;
+
+    options.size = sizeof options;
+    options.engine = world->ground->engine;
+    options.agent_name = name;
+    options.workers = 2;
+    options.inflight_max = 64;
+    return options;
 }
 
-static void world_open(struct world *world, const char *engine,
+static struct node_plan plan_of(const struct world *world, const char *name)
+{
+    return (struct node_plan){.engine = world->ground->engine,
+                              .name = name,
+                              .shape = {.count = 16, .block_bytes = 4096},
+                              .seed = 7,
+                              .options = world_options(world, name)};
+}
+
+static void world_open(struct world *world, const struct ground *ground,
                        enum world_kind kind)
 {
     struct node_plan a;
     struct node_plan b;
 
-    *world = (struct world){.engine = engine};
+    *world = (struct world){.ground = ground};
+    if (ground->begin != NULL) {
+        ground->begin();
+    }
     a = plan_of(world, "a");
     b = plan_of(world, "b");
     pool_open(&world->extra, &(struct pool_shape){.count = 4}, 11);
@@ -103,6 +118,9 @@ static bool world_close(struct world *world, bool closed)
 
     gone = close_one(world->pair.b.t, false) && gone;
     gone = close_one(world->opened, false) && gone;
+    if (world->ground->end != NULL) {
+        world->ground->end();
+    }
     if (world->shm.addr != NULL) {
         kvt_shm_destroy(&world->shm);
     }
@@ -170,7 +188,8 @@ static void check_same(const struct kvt_stats *before,
 }
 
 /* `err` is written by calls that fail, and says something. */
-static void check_error(const struct world *world, int code,
+static void check_error(const struct world *world,
+                        const struct operation *operation, int code,
                         const struct kvt_error *err)
 {
     must(code < 0, "a failure is %d", code);
@@ -183,6 +202,11 @@ static void check_error(const struct world *world, int code,
         must(world->result.state > KVT_DONE || code == KVT_ENOTIFY, "state %u",
              world->result.state);
         must((world->result.flags & KVT_FINISHED) != 0, "unfinished");
+        must((world->result.flags & KVT_QUIESCENT) == 0 ||
+                 operation->needs_no_memory ||
+                 world->ground->leaves_doubt == NULL ||
+                 !world->ground->leaves_doubt(&place.seen),
+             "quiescent, which nobody can know");
     }
 }
 
@@ -230,7 +254,7 @@ static void check_failure(struct world *world,
     struct picture after = picture_of(world);
     struct kvt_error again = {0};
 
-    check_error(world, code, err);
+    check_error(world, operation, code, err);
     if (operation->ends) {
         must(code == KVT_EBUSY, "%s: %s", kvt_errname(code), err->text);
         return;
@@ -280,6 +304,9 @@ static void check_rest(const struct rest *before, long more)
          now.usage.fds, before->usage.fds);
     must(now.held.mappings == before->held.mappings, "%ld mappings, not %ld",
          now.held.mappings, before->held.mappings);
+    must(now.held.handles == before->held.handles,
+         "%ld handles of NIXL's, not %ld", now.held.handles,
+         before->held.handles);
     if (now.held.blocks > before->held.blocks + more) {
         nth_show_held();
     }
@@ -290,8 +317,29 @@ static void check_rest(const struct rest *before, long more)
 
 /* -------------------------------------------------------------------- walks */
 
+static const char *failed_names[256];
+
+static void keep_name(const struct nth_seen *seen)
+{
+    for (size_t i = 0; seen->failed && !walk_has_failed(seen->name); i++) {
+        if (failed_names[i] == NULL) {
+            failed_names[i] = seen->name;
+        }
+    }
+}
+
+bool walk_has_failed(const char *name)
+{
+    for (size_t i = 0; failed_names[i] != NULL; i++) {
+        if (strcmp(failed_names[i], name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* False when the operation did not meet the failure. */
-static bool step(const struct operation *operation, const char *engine,
+static bool step(const struct operation *operation, const struct ground *ground,
                  const struct nth_plan *plan, long n, struct rest *before)
 {
     struct kvt_error err = {0};
@@ -299,21 +347,25 @@ static bool step(const struct operation *operation, const char *engine,
     struct world world;
     int code;
 
-    place = (struct place){engine, operation->name, plan, n, {0}};
-    world_open(&world, engine, operation->kind);
+    place = (struct place){ground, operation->name, plan, n, {0}};
+    world_open(&world, ground, operation->kind);
     if (operation->prepare != NULL) {
         operation->prepare(&world);
     }
     picture = picture_of(&world);
     nth_arm(plan, n);
+    if (plan->place != NULL || n < 0) {
+        test_yield(); /* who has nothing to do goes to sleep */
+    }
     code = operation->act(&world, &err);
     place.seen = nth_disarm();
+    keep_name(&place.seen);
     if (getenv("NTH_TRACE") != NULL) {
         show_place();
         (void)fprintf(stderr, "  -> %s %s\n", kvt_errname(code), err.text);
     }
-    must(code == KVT_OK || place.seen.failed, "%s, though nothing failed: %s",
-         kvt_errname(code), err.text);
+    must(code == KVT_OK || place.seen.failed || place.seen.caused,
+         "%s, though nothing failed: %s", kvt_errname(code), err.text);
     if (code != KVT_OK) {
         check_failure(&world, operation, code, &err, &picture);
     } else if (operation->check != NULL) {
@@ -327,42 +379,141 @@ static bool step(const struct operation *operation, const char *engine,
     return place.seen.failed;
 }
 
-void walk_once(const char *engine)
+void walk_once(const struct ground *ground)
 {
     struct world world;
 
     nth_relent(); /* where a case ended in the middle */
-    world_open(&world, engine, WORLD_PAIR);
+    world_open(&world, ground, WORLD_PAIR);
     assert_true(world_close(&world, false));
 }
 
-long walk(const char *engine, const struct operation *operation,
+long walk(const struct ground *ground, const struct operation *operation,
           const struct nth_plan *plan)
 {
     struct rest before = rest_now();
     long n = 0;
 
-    while (step(operation, engine, plan, n, &before)) {
+    while (step(operation, ground, plan, n, &before)) {
         n++;
     }
     return n;
 }
 
-void walk_all(const char *engine, const char *name,
-              const struct nth_plan *plans, size_t count)
+static const struct operation *find_operation(const char *name)
 {
     for (size_t i = 0; i < operation_count; i++) {
-        if (strcmp(operations[i].name, name) != 0) {
-            continue;
+        if (strcmp(operations[i].name, name) == 0) {
+            return &operations[i];
         }
-        for (size_t k = 0; k < count; k++) {
-            long points = walk(engine, &operations[i], &plans[k]);
-
-            print_message("%s over %s, kinds %#x variant %u%s: %ld points\n",
-                          name, engine, plans[k].kinds, plans[k].variant,
-                          plans[k].lasting ? " lasting" : "", points);
-        }
-        return;
     }
     fail_msg("no operation %s", name);
+    return NULL;
+}
+
+void walk_all(const struct ground *ground, const char *name,
+              const struct nth_plan *plans, size_t count)
+{
+    const struct operation *operation = find_operation(name);
+
+    for (size_t k = 0; k < count; k++) {
+        long points = walk(ground, operation, &plans[k]);
+
+        print_message("%s over %s, kinds %#x variant %u%s: %ld points\n", name,
+                      ground->name, plans[k].kinds, plans[k].variant,
+                      plans[k].lasting ? " lasting" : "", points);
+    }
+}
+
+/* --------------------------------------------------------------- by places */
+
+/* Of a place that is met at times only, such as where a thread that found
+ * nothing to do goes to sleep. */
+#define TRIES 3
+/* A second call comes from where something was done already. */
+#define CALLS 2
+
+/* How many calls from there failed, this way. */
+static size_t fail_at(const struct operation *operation,
+                      const struct ground *ground, const struct nth_plan *plan,
+                      struct rest *before)
+{
+    bool met = false;
+    long n = 1;
+
+    for (int i = 0; i < TRIES && !met; i++) {
+        met = step(operation, ground, plan, 0, before);
+    }
+    while (met && n < CALLS && step(operation, ground, plan, n, before)) {
+        n++;
+    }
+    return met ? (size_t)n : 0;
+}
+
+static size_t fail_each_way(const struct operation *operation,
+                            const struct ground *ground, struct nth_plan *plan,
+                            struct rest *before)
+{
+    size_t failed = 0;
+
+    for (plan->variant = 0; plan->variant < plan->place->ways;
+         plan->variant++) {
+        failed += fail_at(operation, ground, plan, before);
+    }
+    return failed;
+}
+
+/* From there on there is no memory at all. */
+static size_t fail_for_good(const struct operation *operation,
+                            const struct ground *ground,
+                            const struct nth_place *at, struct rest *before)
+{
+    const struct nth_plan plan = {
+        .kinds = NTH_MEMORY, .place = at, .lasting = true};
+
+    return at->kind == NTH_MEMORY && step(operation, ground, &plan, 0, before);
+}
+
+void walk_places(const struct ground *ground, const char *name, unsigned kinds,
+                 struct tally *tally)
+{
+    const struct operation *operation = find_operation(name);
+    const struct nth_plan none = {.kinds = kinds};
+    struct rest before = rest_now();
+    size_t failures = 0;
+    size_t missed = 0;
+    size_t pairs = 0;
+
+    nth_forget_places();
+    (void)step(operation, ground, &none, -1, &before);
+    for (size_t i = 0; i < nth_places(); i++) {
+        const struct nth_place at = nth_place(i);
+        struct nth_plan plan = {.kinds = kinds, .place = &at};
+        struct nth_failure cause;
+        size_t failed;
+
+        failed = fail_each_way(operation, ground, &plan, &before);
+        if (failed == 0 && nth_cause(i, &cause)) {
+            plan.cause = &cause;
+            failed = fail_each_way(operation, ground, &plan, &before);
+            pairs += failed;
+        }
+        failures += failed + fail_for_good(operation, ground, &at, &before);
+        missed += failed == 0;
+    }
+    print_message("%s over %s: %zu places, %zu failures (%zu in pairs), %zu "
+                  "places missed\n",
+                  name, ground->name, nth_places(), failures, pairs, missed);
+    tally->places += nth_places();
+    tally->failures += failures;
+    tally->pairs += pairs;
+    tally->missed += missed;
+}
+
+bool walk_loader(const struct ground *ground, long n)
+{
+    const struct nth_plan plan = {.kinds = NTH_LOADER};
+    struct rest before = rest_now();
+
+    return step(find_operation("open"), ground, &plan, n, &before);
 }

@@ -22,8 +22,21 @@ enum world_kind {
     WORLD_PAIR   /* and b is a peer of a */
 };
 
+/* What the worlds stand on. */
+struct ground {
+    const char *name;
+    const char *engine;         /* specification */
+    struct kvt_options options; /* engine, name and limits are the walk's */
+    /* Before the transports are opened, and when they are closed; or NULL. */
+    void (*begin)(void);
+    void (*end)(void);
+    /* After this failure nobody can know whether the transfer is still moving:
+     * it may not be called quiescent. NULL: there is none such. */
+    bool (*leaves_doubt)(const struct nth_seen *seen);
+};
+
 struct world {
-    const char *engine;
+    const struct ground *ground;
     struct pair pair;
     kvt_transport *opened; /* by the operation */
     struct pool extra;
@@ -42,6 +55,8 @@ struct operation {
     enum world_kind kind;
     /* A failure may cost the link to the peer: it is reloaded then. */
     bool may_disconnect;
+    /* Its transfer touches no memory of the caller's. */
+    bool needs_no_memory;
     /* It ends what it is done to, whatever it answers. */
     bool ends;
     void (*prepare)(struct world *world); /* or NULL */
@@ -60,6 +75,9 @@ extern const size_t operation_count;
  * for it looks so often while calls fail. */
 #define LOOKS 100
 
+/* Of a transport in it. */
+struct kvt_options world_options(const struct world *world, const char *name);
+
 /* Waits for the transfer without a call that could fail for us. */
 int world_wait(struct world *world, kvt_transport *t, struct kvt_error *err);
 
@@ -68,19 +86,42 @@ int world_wait(struct world *world, kvt_transport *t, struct kvt_error *err);
 void world_bring_back(struct world *world);
 
 /* Everything works, once: what a process makes for its whole life is there. */
-void walk_once(const char *engine);
+void walk_once(const struct ground *ground);
 
 /* How many calls failed. */
-long walk(const char *engine, const struct operation *operation,
+long walk(const struct ground *ground, const struct operation *operation,
           const struct nth_plan *plan);
 
-/* All of them, by name; each once with every plan. */
-void walk_all(const char *engine, const char *name,
+/* An operation, by its name, once with every plan. */
+void walk_all(const struct ground *ground, const char *name,
               const struct nth_plan *plans, size_t count);
+
+/* What walks by places came to. */
+struct tally {
+    size_t places;   /* operation by operation */
+    size_t failures; /* with each way to fail, and the second call too */
+    size_t pairs;    /* of these, with the failure that leads there */
+    size_t missed;   /* places that were met once and then not again */
+};
+
+/* An operation, through each place in the code that calls out while it runs:
+ * the first call from there fails, then the second, in each way that there is;
+ * and where memory is asked for, all that ask later.
+ * Places that only a failure leads to are found on the way. */
+void walk_places(const struct ground *ground, const char *name, unsigned kinds,
+                 struct tally *tally);
+
+/* Whether a walk has made a call of this function fail. */
+bool walk_has_failed(const char *name);
+
+/* The operation meets its n-th call of the loader, which fails; false: there
+ * is none. Only in a process that has not loaded NIXL. */
+bool walk_loader(const struct ground *ground, long n);
 
 /* A case of each operation. */
 #define CASES(X)                                                               \
     X(open)                                                                    \
+    X(probe)                                                                   \
     X(shm)                                                                     \
     X(register)                                                                \
     X(deregister)                                                              \
