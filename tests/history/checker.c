@@ -303,6 +303,24 @@ static void do_stop(struct checker *self, const struct op *op)
     }
 }
 
+/* After KVT_EBUSY the process has to end, for some of its memory may not be
+ * used again. */
+static void do_close(struct checker *self, const struct op *op)
+{
+    int code;
+
+    revive(self, 0);
+    revive(self, 1);
+    code = tell(self, INITIATOR, op);
+    if (code == KVT_EBUSY) {
+        kill_process(self, INITIATOR);
+        ledger_bury(&self->arena);
+        (void)start(self, INITIATOR, OWN_POOL);
+    } else if (code != KVT_OK) {
+        arena_finding(&self->arena, "a close ends with %s", kvt_errname(code));
+    }
+}
+
 /* ------------------------------------------------------------------- revoke */
 
 static void do_revoke(struct checker *self, uint32_t target)
@@ -386,6 +404,8 @@ static void do_op(struct checker *self, const struct op *op)
     default:
         if (self->processes[INITIATOR].stopped) {
             self->skipped++;
+        } else if (op->verb == VERB_CLOSE) {
+            do_close(self, op);
         } else if (op->verb == VERB_SETTLE) {
             struct op settle = *op;
 

@@ -92,7 +92,9 @@ enum entry_flag {
     ENTRY_RULED = 1u << 6,       /* a rule of the fault engine was in force */
     ENTRY_CANCELLED = 1u << 7,   /* nothing of it may be posted any more */
     ENTRY_LOCAL_FINAL = 1u << 8, /* a write's source is poisoned already */
-    ENTRY_PEER_FINAL = 1u << 9   /* its destination is sealed already */
+    ENTRY_PEER_FINAL = 1u << 9,  /* its destination is sealed already */
+    ENTRY_CONFIRMED = 1u << 10,  /* kvt was told that its target is dead */
+    ENTRY_HURRIED = 1u << 11     /* a close had no time for it */
 };
 
 /* One transfer of the initiator that lives now. */
@@ -106,6 +108,7 @@ struct entry {
     uint32_t count;
     uint64_t serial;
     uint64_t id;
+    uint64_t peer;
     uint16_t own[COUNT_MAX];
     uint16_t theirs[COUNT_MAX];
 };
@@ -133,11 +136,19 @@ struct totals {
     uint64_t changes_failed;
     uint64_t revokes;
     uint64_t revokes_busy;
-    uint64_t halves; /* writes that were final for one side first */
+    uint64_t halves;          /* writes that were final for one side first */
+    uint64_t confirms;        /* of peers whose process was dead */
+    uint64_t confirms_flying; /* transfers over them at that moment */
+    uint64_t confirms_lost;   /* of those, lost ones that it proved */
+    uint64_t closes;
+    uint64_t closes_flying;
+    uint64_t closes_busy; /* the initiator had to be started anew */
+    uint64_t closes_held; /* transfers that were not quiescent then */
     uint64_t looks;
     uint64_t lost_stopped;
     uint64_t lost_killed;
     uint64_t lost_ruled;
+    uint64_t lost_hurried;
     uint64_t lost_slow;   /* nothing was stopped: must be proven later */
     uint64_t lost_proven; /* of all of these, proven later */
     uint64_t late_bytes;
@@ -207,6 +218,8 @@ void ledger_claim(struct arena *arena, struct entry *entry, bool done,
 void ledger_half(struct arena *arena, struct entry *entry, uint32_t flags);
 /* The initiator is dead. */
 void ledger_bury(struct arena *arena);
+/* Whether its target is dead for certain. */
+bool ledger_dead(const struct arena *arena, const struct entry *entry);
 uint32_t ledger_flying(const struct arena *arena, uint32_t process);
 void ledger_flag(struct arena *arena, uint32_t process, uint32_t flag);
 bool ledger_claiming(const struct arena *arena);
@@ -227,7 +240,9 @@ enum verb {
     VERB_RELOAD,
     VERB_UNLOAD,
     VERB_REMOVE,
-    VERB_REVOKE, /* target */
+    VERB_REVOKE,  /* target */
+    VERB_CONFIRM, /* target: it was killed, and kvt is told so */
+    VERB_CLOSE,   /* target, transfers, seed, timeout in us */
     /* The checker's own. */
     VERB_KILL, /* process, transfers sent before it, seed */
     VERB_STOP, /* as kill */
@@ -265,7 +280,8 @@ bool wire_send(int fd, const void *message, size_t length);
 int wire_receive(int fd, void *message, size_t length, int wait_ms);
 pid_t wire_start(const struct arena *arena, const char *role, int *ret_fd);
 
-/* initiator.c, target.c: never return */
+/* initiator.c, target.c: never return. What is sent to an initiator that has
+ * answered a close with KVT_EBUSY is not read. */
 _Noreturn void initiator_main(struct arena *arena, int fd);
 _Noreturn void target_main(struct arena *arena, int fd);
 

@@ -11,9 +11,6 @@
 
 #include "initiator.h"
 
-/* A transfer that has not ended by then hangs. */
-#define HANG_S 100
-
 /* ------------------------------------------------------------------- start */
 
 static int ask(struct initiator *self, struct entry *entry,
@@ -91,6 +88,7 @@ static struct entry *start(struct initiator *self, uint32_t op, uint32_t target,
         return NULL;
     }
     entry->revision = remote->revision;
+    entry->peer = remote->peer;
     options.user_data = (uint64_t)(entry - self->arena->head->entries) + 1;
     if (seed % 16 == 1) {
         options.flags = KVT_XFER_NO_EVENT;
@@ -197,7 +195,7 @@ static int release_all(struct initiator *self, struct entry *const *entries,
 }
 
 /* Many at once, and something that happens to them at once. */
-static int burst(struct initiator *self, const struct op *op)
+int initiator_burst(struct initiator *self, const struct op *op)
 {
     struct entry *entries[ENTRIES];
     uint32_t target = (uint32_t)op->arg[0];
@@ -265,6 +263,7 @@ static int set_rules(struct initiator *self, uint64_t seed)
         return KVT_OK;
     }
     head->rules = rules[0] != '\0';
+    self->ruled |= rules[0] != '\0';
     ledger_flag(self->arena, INITIATOR, ENTRY_RULED);
     return kvt_fault(self->t, rules, NULL);
 }
@@ -301,7 +300,7 @@ static int cancel_stopped(struct initiator *self, uint64_t stopped)
     return count == 0 ? KVT_OK : cancel(self, entries, count, KVT_CANCEL_WAIT);
 }
 
-static uint64_t now_s(void)
+uint64_t initiator_now_s(void)
 {
     struct timespec now;
 
@@ -312,7 +311,7 @@ static uint64_t now_s(void)
 /* Until each transfer is over, or lost with reason, and reported where that is due. */
 static int settle(struct initiator *self, uint64_t stopped)
 {
-    uint64_t end = now_s() + HANG_S;
+    uint64_t end = initiator_now_s() + HANG_S;
     struct pollfd wait = {.fd = kvt_fd(self->t), .events = POLLIN};
     int code = set_rules(self, 0);
 
@@ -325,7 +324,7 @@ static int settle(struct initiator *self, uint64_t stopped)
         if (is_settled(self)) {
             break;
         }
-        if (now_s() > end) {
+        if (initiator_now_s() > end) {
             arena_finding(self->arena, "a transfer does not end");
             return KVT_ETIMEDOUT;
         }
@@ -336,7 +335,7 @@ static int settle(struct initiator *self, uint64_t stopped)
 
 /* -------------------------------------------------------------------- main */
 
-static int open_initiator(struct initiator *self)
+int initiator_open(struct initiator *self)
 {
     struct head *head = self->arena->head;
     struct kvt_options options = {.size = sizeof options,
@@ -349,6 +348,7 @@ static int open_initiator(struct initiator *self)
     struct kvt_run run = initiator_run(region.addr);
     int code = kvt_open(&options, &self->t, NULL);
 
+    head->rules = 0; /* they are a transport's */
     if (code != KVT_OK) {
         return code;
     }
@@ -369,14 +369,14 @@ static int obey(struct initiator *self, const struct op *op)
 
     switch (op->verb) {
     case VERB_OPEN:
-        return open_initiator(self);
+        return initiator_open(self);
     case VERB_WRITE:
     case VERB_READ:
         (void)start(self, op->verb == VERB_WRITE ? KVT_OP_WRITE : KVT_OP_READ,
                     target, (uint32_t)op->arg[1], op->arg[2], op->arg[3]);
         return KVT_OK;
     case VERB_BURST:
-        return burst(self, op);
+        return initiator_burst(self, op);
     case VERB_CANCEL:
         return cancel_some(self, (int)op->arg[0], op->arg[1],
                            (uint32_t)op->arg[2]);
@@ -396,6 +396,10 @@ static int obey(struct initiator *self, const struct op *op)
         return initiator_unload(self, target);
     case VERB_REMOVE:
         return initiator_forget(self, target);
+    case VERB_CONFIRM:
+        return initiator_confirm(self, target);
+    case VERB_CLOSE:
+        return initiator_close(self, op);
     default:
         return KVT_EINVAL;
     }
@@ -410,7 +414,9 @@ _Noreturn void initiator_main(struct arena *arena, int fd)
         struct answer answer = {.verb = op.verb};
 
         answer.code = obey(&self, &op);
-        initiator_check_frozen(&self);
+        if (self.t != NULL) {
+            initiator_check_frozen(&self);
+        }
         if (!wire_send(fd, &answer, sizeof answer)) {
             break;
         }

@@ -5,6 +5,9 @@
 
 #include "history.h"
 
+/* A transfer that has not ended by then hangs. */
+#define HANG_S 100
+
 struct remote {
     kvt_peer peer;
     kvt_layout layout;
@@ -18,6 +21,7 @@ struct initiator {
     kvt_transport *t;
     kvt_layout layout;
     struct remote remotes[TARGETS];
+    bool ruled;      /* some rule of the fault engine was in force */
     bool frozen;     /* all that is open is cancelled: nothing is posted */
     uint64_t chunks; /* had been posted then */
 };
@@ -41,6 +45,16 @@ static inline bool is_open(const struct entry *entry)
 {
     return atomic_load(&entry->state) == ENTRY_ACCEPTED;
 }
+
+/* initiator.c */
+int initiator_open(struct initiator *self);
+/* A burst: target, transfers, seed, enum act. */
+int initiator_burst(struct initiator *self, const struct op *op);
+uint64_t initiator_now_s(void);
+
+/* initiator_end.c */
+int initiator_confirm(struct initiator *self, uint32_t target);
+int initiator_close(struct initiator *self, const struct op *op);
 
 /* initiator_peers.c */
 struct kvt_run initiator_run(uint64_t addr);

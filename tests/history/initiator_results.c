@@ -27,12 +27,12 @@ static void count_state(struct initiator *self, uint32_t state)
     }
 }
 
-/* Lost for good may be what needs a process that was stopped, and what the
- * engine cannot tell: NIXL after the other side's death, the fault engine by
- * its rules. */
+/* Lost for good may be what needs a process that was stopped, what a close had
+ * no time for, and what the engine cannot tell: NIXL after the other side's
+ * death, the fault engine by its rules. */
 bool initiator_excused(const struct initiator *self, const struct entry *entry)
 {
-    return has_flag(entry, ENTRY_STOPPED | ENTRY_RULED) ||
+    return has_flag(entry, ENTRY_STOPPED | ENTRY_RULED | ENTRY_HURRIED) ||
            (has_flag(entry, ENTRY_KILLED) && self->arena->head->certain == 0);
 }
 
@@ -51,6 +51,8 @@ static void count_lost(struct initiator *self, struct entry *entry)
         totals->lost_killed++;
     } else if (has_flag(entry, ENTRY_RULED)) {
         totals->lost_ruled++;
+    } else if (has_flag(entry, ENTRY_HURRIED)) {
+        totals->lost_hurried++;
     } else {
         totals->lost_slow++;
     }

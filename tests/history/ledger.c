@@ -338,6 +338,11 @@ static bool is_flying(const struct entry *entry)
     return state == ENTRY_ASKED || state == ENTRY_ACCEPTED;
 }
 
+bool ledger_dead(const struct arena *arena, const struct entry *entry)
+{
+    return arena->head->pools[entry->pool].state == POOL_RETIRED;
+}
+
 uint32_t ledger_flying(const struct arena *arena, uint32_t process)
 {
     uint32_t count = 0;

@@ -145,14 +145,21 @@ static void report(const struct totals *all, uint64_t histories, uint64_t ops,
            "%llu\n",
            N(all->stops[0] + all->stops[1]), N(all->stops[INITIATOR]),
            N(all->stops_flying));
+    printf("  deaths confirmed %llu, in flight at them %llu, lost ones that "
+           "they proved %llu\n",
+           N(all->confirms), N(all->confirms_flying), N(all->confirms_lost));
+    printf("  closes %llu, in flight at them %llu; busy %llu, not quiescent at "
+           "these %llu\n",
+           N(all->closes), N(all->closes_flying), N(all->closes_busy),
+           N(all->closes_held));
     printf("  changes of peers %llu (failed %llu), memory taken back %llu "
            "(busy %llu)\n",
            N(all->changes), N(all->changes_failed), N(all->revokes),
            N(all->revokes_busy));
     printf("  lost: stopped %llu, target killed %llu, by a rule %llu, "
-           "slow %llu; proven later %llu\n",
+           "by a short close %llu, slow %llu; proven later %llu\n",
            N(all->lost_stopped), N(all->lost_killed), N(all->lost_ruled),
-           N(all->lost_slow), N(all->lost_proven));
+           N(all->lost_hurried), N(all->lost_slow), N(all->lost_proven));
     printf("  blocks checked and overwritten %llu, looks %llu, late bytes "
            "%llu\n",
            N(all->claimed), N(all->looks), N(all->late_bytes));

@@ -11,19 +11,22 @@
 #include "history.h"
 
 static const char *const verbs[VERB_COUNT] = {
-    [VERB_OPEN] = "open",     [VERB_WRITE] = "write",
-    [VERB_READ] = "read",     [VERB_BURST] = "burst",
-    [VERB_CANCEL] = "cancel", [VERB_POLL] = "poll",
-    [VERB_STATUS] = "status", [VERB_SETTLE] = "settle",
-    [VERB_RULES] = "rules",   [VERB_ADD] = "add",
-    [VERB_RELOAD] = "reload", [VERB_UNLOAD] = "unload",
-    [VERB_REMOVE] = "remove", [VERB_REVOKE] = "revoke",
-    [VERB_KILL] = "kill",     [VERB_STOP] = "stop",
-    [VERB_CONT] = "cont",     [VERB_LOOK] = "look"};
+    [VERB_OPEN] = "open",       [VERB_WRITE] = "write",
+    [VERB_READ] = "read",       [VERB_BURST] = "burst",
+    [VERB_CANCEL] = "cancel",   [VERB_POLL] = "poll",
+    [VERB_STATUS] = "status",   [VERB_SETTLE] = "settle",
+    [VERB_RULES] = "rules",     [VERB_ADD] = "add",
+    [VERB_RELOAD] = "reload",   [VERB_UNLOAD] = "unload",
+    [VERB_REMOVE] = "remove",   [VERB_REVOKE] = "revoke",
+    [VERB_KILL] = "kill",       [VERB_STOP] = "stop",
+    [VERB_CONT] = "cont",       [VERB_LOOK] = "look",
+    [VERB_CONFIRM] = "confirm", [VERB_CLOSE] = "close"};
 
 struct maker {
     struct history *history;
     uint64_t seed;
+    uint64_t late_seed; /* of the scenes that came later: the others stay as
+                         * they were for each seed */
     uint32_t capacity;
 };
 
@@ -139,10 +142,19 @@ static void emit_revoke(struct maker *maker)
     emit_look(maker);
 }
 
+static uint32_t pick_late(struct maker *maker, uint32_t limit)
+{
+    return random_below(&maker->late_seed, limit);
+}
+
+/* Of the targets kvt may be told that they are dead. */
 static void emit_kill(struct maker *maker, uint32_t process)
 {
     emit(maker, VERB_KILL, process, 1 + pick(maker, 12), seed_of(maker),
          pick(maker, TARGETS));
+    if (process != INITIATOR && pick_late(maker, 2) == 0) {
+        emit(maker, VERB_CONFIRM, process, 0, 0, 0);
+    }
     emit_look(maker);
 }
 
@@ -204,8 +216,66 @@ static void emit_stopped_target(struct maker *maker)
     emit_look(maker);
 }
 
+static uint64_t late_seed_of(struct maker *maker)
+{
+    return next_random(&maker->late_seed) >> 32;
+}
+
+/* From a time that is too short for anything to one in which all can end; with
+ * a rule in force, or while a target is stopped. */
+static void emit_close(struct maker *maker)
+{
+    static const uint32_t timeouts_us[] = {1, 1000, 20000, 300000, 2000000};
+    uint32_t which = pick_late(maker,
+                               sizeof timeouts_us / sizeof timeouts_us[0]);
+    uint32_t target = pick_late(maker, TARGETS);
+    uint32_t how = pick_late(maker, 4);
+
+    if (how == 0) {
+        emit(maker, VERB_STOP, target, 1 + pick_late(maker, 8),
+             late_seed_of(maker), target);
+    } else if (how < 3) {
+        emit(maker, VERB_RULES, late_seed_of(maker), 0, 0, 0);
+    }
+    emit(maker, VERB_CLOSE, target, pick_late(maker, 13), late_seed_of(maker),
+         timeouts_us[which]);
+    emit_look(maker);
+    if (how == 0) {
+        emit(maker, VERB_CONT, target, 0, 0, 0);
+        emit_look(maker);
+    }
+}
+
+/* Transfers are lost, their peer goes, and then its process: nothing but the
+ * caller's word proves them then. */
+static void emit_confirm(struct maker *maker)
+{
+    uint32_t target = pick_late(maker, TARGETS);
+
+    emit(maker, VERB_RULES, late_seed_of(maker), 0, 0, 0);
+    emit(maker, VERB_BURST, target, 1 + pick_late(maker, 12),
+         late_seed_of(maker), ACT_UNLOAD);
+    emit(maker, VERB_KILL, target, 0, 0, target);
+    emit(maker, VERB_CONFIRM, target, 0, 0, 0);
+    emit_look(maker);
+}
+
+/* Between the others. */
+static void emit_late(struct maker *maker)
+{
+    uint32_t which = pick_late(maker, 80);
+
+    if (which < 2) {
+        emit_close(maker);
+    } else if (which < 4) {
+        emit_confirm(maker);
+    }
+}
+
 static void emit_scene(struct maker *maker)
 {
+    emit_late(maker);
+
     switch (pick(maker, 48)) {
     case 0:
     case 1:
@@ -236,7 +306,10 @@ static void emit_scene(struct maker *maker)
 bool history_make(struct history *history, const char *engine, uint64_t seed,
                   uint32_t count)
 {
-    struct maker maker = {.history = history, .seed = seed, .capacity = count};
+    struct maker maker = {.history = history,
+                          .seed = seed,
+                          .late_seed = ~seed,
+                          .capacity = count};
 
     *history = (struct history){0};
     history->ops = calloc(count, sizeof *history->ops);
