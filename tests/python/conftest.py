@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
@@ -39,13 +39,33 @@ PATIENCE = 60.0
 """Seconds until a test that waits is called broken; never reached."""
 
 
-def nixl_library() -> str | None:
-    """The NIXL library that the tests use, or None."""
-    venv = os.environ.get("KVT_TEST_NIXL_15")
+def nixl_library(version: str = "15") -> str | None:
+    """The NIXL library in the environment of KVT_TEST_NIXL_15 or _13."""
+    venv = os.environ.get(f"KVT_TEST_NIXL_{version}")
     if not venv:
         return None
     found = sorted(Path(venv).glob("lib/python3*/**/libnixl_capi.so"))
     return str(found[0]) if found else None
+
+
+def absent(why: str) -> NoReturn:
+    """Skips for want of something, and fails where it must be there."""
+    if os.environ.get("KVT_REQUIRE_NIXL") == "1":
+        pytest.fail(why)
+    pytest.skip(why)
+
+
+def need_library(version: str = "15") -> str:
+    library = nixl_library(version)
+    if library is None:
+        absent(f"KVT_TEST_NIXL_{version} names no environment with NIXL")
+    return library
+
+
+def need_python(version: str) -> str:
+    """The interpreter that has NIXL's own package."""
+    need_library(version)
+    return os.environ[f"KVT_TEST_NIXL_{version}"] + "/bin/python"
 
 
 class Engine(NamedTuple):
@@ -67,13 +87,8 @@ def engine(request: pytest.FixtureRequest) -> Engine:
         return Engine("local", {})
     if request.param == "fault":
         return Engine("fault:local", {})
-    library = nixl_library()
-    if library is None:
-        if os.environ.get("KVT_REQUIRE_NIXL") == "1":
-            pytest.fail("KVT_TEST_NIXL_15 must name a venv with NIXL")
-        pytest.skip("KVT_TEST_NIXL_15 names no venv with NIXL")
     options = {
-        "nixl_library": library,
+        "nixl_library": need_library(),
         "same_host": request.param == "nixl",
     }
     return Engine("nixl", options)

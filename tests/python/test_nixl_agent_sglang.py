@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from nixl_agent_support.nodes import Node, Stage
+from nixl_agent_support.nodes import Stage
 
-SCRIPT = "sglang_node.py"
+SCRIPT = "sglang_node"
 FAILED, SUCCESS = 0, 4
 STATES = ["swa", "mamba", "request_row"]
 
@@ -90,7 +90,7 @@ class Two:
         return int(status)
 
 
-def contents(node: Node) -> dict[str, Any]:
+def contents(node: Any) -> dict[str, Any]:
     names = ["kv", "aux", *STATES]
     return {n: [node.item(n, i) for i in range(64)] for n in names}
 

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from sglang_support.nodes import Ended, NodeProcess, Stage, nixl_of
-from vllm_support.waits import until
+from conftest import need_library
+from sglang_support.nodes import Stage
+from stage import Ended, NodeProcess, until
 
 BLOCK = 65536
 COUNT = 64
@@ -37,7 +38,7 @@ def environment(way: str) -> dict[str, str]:
     kind, version = way.split("-")
     return {
         "KVT_ENGINE": "nixl",
-        "KVT_NIXL_LIBRARY": nixl_of(version),
+        "KVT_NIXL_LIBRARY": need_library(version),
         "KVT_SAME_HOST": "" if kind == "shortcut" else "0",
         **({"UCX_TLS": "tcp"} if kind == "tcp" else {}),
     }
@@ -128,7 +129,7 @@ def test_15_disconnect_real_cut(version: str, stage: Stage) -> None:
     a, b = stage.two(BLOCK, COUNT, **environment(f"tcp-{version}"))
     numbers = under_way(a, b)
     assert a.cut() > 0
-    b.process.send_signal(signal.SIGCONT)
+    b.go_on()
     for number in numbers:
         state, quiescent, name, _ = ended(a, number)
         assert state in BROKEN

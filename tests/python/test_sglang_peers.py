@@ -31,7 +31,7 @@ from kvt.sglang import (
 )
 from sglang_support.arena import Arena
 from sglang_support.sides import ITEM, KV, SLOTS, Side, Sides
-from vllm_support.waits import LIMIT, until
+from stage import LIMIT, until
 
 
 @pytest.fixture

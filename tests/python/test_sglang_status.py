@@ -33,7 +33,7 @@ from kvt.sglang import (
 from kvt.sglang._errors import translate
 from kvt.sglang._status import look
 from sglang_support.sides import ITEM, PATIENT, Side, Sides, counted
-from vllm_support.waits import until
+from stage import until
 
 
 @pytest.fixture

@@ -177,7 +177,7 @@ def test_write_all_by_key_and_offset(sides: Sides) -> None:
 
 
 def test_a_note_comes_once_after_all_parts(sides: Sides) -> None:
-    from vllm_support.waits import until
+    from stage import until
 
     a, b = sides.two()
     peer = a.lists(b)

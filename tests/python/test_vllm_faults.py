@@ -19,8 +19,8 @@ import pytest
 
 import kvt
 from kvt.vllm import _flights, _transport
+from stage import LIMIT, until
 from vllm_support.sides import Side, Sides, choose
-from vllm_support.waits import LIMIT, until
 
 LOGGER = "vllm.v1.kv_offload.tiering.p2p.data.nixl"
 NOTHING = ((), ())

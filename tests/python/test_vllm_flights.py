@@ -16,8 +16,8 @@ import pytest
 
 import kvt
 from kvt.vllm import _flights
+from stage import until
 from vllm_support.sides import Side, Sides, choose
-from vllm_support.waits import until
 
 
 @pytest.fixture

@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 
+from stage import NodeProcess, until
 from vllm_support.nodes import (
-    NodeProcess,
     Stage,
     need_vllm,
     results,
 )
-from vllm_support.waits import until
 
 BLOCKS = 64
 BLOCK_LEN = 65536

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_support.waits import LIMIT
+from stage import LIMIT
 
 TIER = "vllm/v1/kv_offload/tiering/p2p"
 FILES = {

@@ -13,13 +13,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from stage import NodeProcess, until
 from vllm_support.nodes import (
-    NodeProcess,
     Stage,
     free_port,
     need_vllm,
 )
-from vllm_support.waits import until
 
 BLOCKS = 256
 BLOCK_LEN = 32768

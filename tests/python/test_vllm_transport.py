@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 
 from kvt.vllm import DataTransport, NixlTransport, PollResult
+from stage import LIMIT, until
 from vllm_support.sides import (
     BLOCK_LEN,
     BLOCKS,
@@ -33,7 +34,6 @@ from vllm_support.sides import (
     choose,
     need_nixl,
 )
-from vllm_support.waits import LIMIT, until
 
 LOGGER = "vllm.v1.kv_offload.tiering.p2p.data.nixl"
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One agent as a process: node.py FLAVOUR DESCRIPTOR.
+"""One agent as a process: -m nixl_agent_support.node DESCRIPTOR FLAVOUR.
 
 The flavour "kvt" puts kvt.nixl in NIXL's place first; "plain" leaves NIXL
-there. The rest of the file is the same for both, and knows only NIXL's names.
-It answers (method, args) on the connection of that descriptor.
+there. The rest is the same for both, and knows only NIXL's names.
 """
 
 from __future__ import annotations
@@ -12,12 +11,26 @@ import importlib
 import inspect
 import sys
 import time
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
+from stage import serve
+
 LIMIT = 60.0
+
+
+def choose(flavour: str) -> None:
+    """What is to be found under NIXL's name from now on."""
+    if flavour == "kvt":
+        import kvt.nixl
+
+        kvt.nixl.install()
+
+
+def api_of(flavour: str) -> Any:
+    choose(flavour)
+    return importlib.import_module("nixl._api")
 
 
 class Node:
@@ -192,25 +205,8 @@ class Node:
 
 
 def main() -> None:
-    flavour, descriptor = sys.argv[1:]
-    if flavour == "kvt":
-        import kvt.nixl
-
-        kvt.nixl.install()
-    _api = importlib.import_module("nixl._api")
-
-    node = Node(_api)
-    connection = Connection(int(descriptor))
-    while True:
-        try:
-            method, args, options = connection.recv()
-        except EOFError:
-            return
-        try:
-            answer = "done", getattr(node, method)(*args, **options)
-        except Exception as error:
-            answer = "raised", (type(error).__name__, str(error))
-        connection.send(answer)
+    descriptor, flavour = sys.argv[1:]
+    serve(Node(api_of(flavour)), descriptor)
 
 
 if __name__ == "__main__":

@@ -1,126 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts nodes (node.py) and drives them; engines for agents in a test."""
+"""Starts nodes, each an agent in a process of its own.
+
+A node's flavour is "kvt" or "plain": kvt.nixl, or NIXL itself. "kvt-13" and
+"plain-13" take the NIXL of KVT_TEST_NIXL_13, the others that of _15.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import pytest
-
-HERE = Path(__file__).resolve().parent
-LIMIT = 120.0
-"""Seconds until a test that waits is called broken; never reached."""
+import stage
+from conftest import absent, need_library, need_python
+from stage import NodeProcess
 
 
-class Raised(Exception):
-    """The node's call raised an exception of the class `name`."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__(f"{name}: {text}")
-        self.name = name
-
-
-def venv() -> Path:
-    """The one with NIXL 1.5; skips where there is none, and fails where there
-    must be one."""
-    place = os.environ.get("KVT_TEST_NIXL_15")
-    if place and list(Path(place).glob("lib/python3*/**/libnixl_capi.so")):
-        return Path(place)
-    why = "KVT_TEST_NIXL_15 names no venv with NIXL"
-    if os.environ.get("KVT_REQUIRE_NIXL") == "1":
-        pytest.fail(why)
-    pytest.skip(why)
+def environment(engine: str, version: str = "15") -> dict[str, str]:
+    """What makes an agent of kvt.nixl take an engine: "local", "nixl", "only"
+    (NIXL without the way by the same host), "tcp" (that, over TCP), "mixed"
+    (that, for peers with another version of NIXL), or a fault engine."""
+    if engine not in ("nixl", "only", "tcp", "mixed"):
+        return {"KVT_ENGINE": engine}
+    env = {"KVT_ENGINE": "nixl", "KVT_NIXL_LIBRARY": need_library(version)}
+    if engine != "nixl":
+        env["KVT_SAME_HOST"] = "0"
+    if engine in ("tcp", "mixed"):
+        env["UCX_TLS"] = "tcp"
+    if engine == "mixed":
+        # Over several devices UCX aborts in one of the two.
+        env["UCX_NET_DEVICES"] = network()
+    return env
 
 
-def library() -> str:
-    found = sorted(venv().glob("lib/python3*/**/libnixl_capi.so"))
-    return str(found[0])
+def network() -> str:
+    """The device of the default route."""
+    for line in Path("/proc/net/route").read_text().splitlines():
+        device, target, *_ = line.split()
+        if target == "00000000":
+            return device
+    absent("there is no network")
 
 
-def environment(engine: str) -> dict[str, str]:
-    """What makes an agent of kvt.nixl take an engine: "local", "nixl", "tcp"
-    (NIXL without the way by the same host, over TCP), or a fault engine."""
-    if engine in ("nixl", "tcp"):
-        env = {"KVT_ENGINE": "nixl", "KVT_NIXL_LIBRARY": library()}
-        if engine == "tcp":
-            env |= {"KVT_SAME_HOST": "0", "UCX_TLS": "tcp"}
-        return env
-    return {"KVT_ENGINE": engine}
-
-
-class Node:
-    """Calls of unknown methods go to the node of the same name."""
-
-    def __init__(
-        self, flavour: str, env: dict[str, str], script: str, *args: str
-    ) -> None:
-        python = sys.executable
-        if flavour == "plain":
-            python = str(venv() / "bin" / "python")
-        here, there = multiprocessing.Pipe()
-        self.process = subprocess.Popen(
-            [python, str(HERE / script), flavour, str(there.fileno()), *args],
-            pass_fds=[there.fileno()],
-            env={**os.environ, "UCX_MODULES": "^efa", **env},
-        )
-        there.close()
-        self.connection = here
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            self.connection.send((method, args, options))
-            if not self.connection.poll(LIMIT):
-                raise AssertionError(f"no answer to {method} in {LIMIT} s")
-            kind, answer = self.connection.recv()
-            if kind == "raised":
-                raise Raised(*answer)
-            return answer
-
-        return call
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.connection.close()
-
-
-class Stage:
-    """The nodes of one test; those still alive are ended with it."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
-
-    def __enter__(self) -> Stage:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for node in self.nodes:
-            node.kill()
-
+class Stage(stage.Stage):
     def start(
         self,
         flavour: str,
         engine: str = "nixl",
-        script: str = "node.py",
+        script: str = "node",
         *args: str,
-    ) -> Node:
-        env = environment(engine)
-        if flavour == "plain":
-            env.pop("KVT_NIXL_LIBRARY", None)
-        node = Node(flavour, env, script, *args)
-        self.nodes.append(node)
+        paths: tuple[str, ...] = (),
+    ) -> Any:
+        kind, _, version = flavour.partition("-")
+        version = version or "15"
+        env = environment(engine, version)
+        python = sys.executable if kind == "kvt" else need_python(version)
+        node = NodeProcess(
+            f"nixl_agent_support.{script}",
+            kind,
+            *args,
+            python=python,
+            paths=paths,
+            env=env,
+        )
+        self.enter(node)
         return node
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's prefill or decode side: sglang_node.py FLAVOUR DESCRIPTOR PLACE.
+"""SGLang's prefill or decode side: sglang_node DESCRIPTOR FLAVOUR PLACE.
 
 SGLang's conn.py from PLACE, unchanged, over kvt.nixl or plain NIXL. The node
 carries the messages that SGLang sends by ZeroMQ. There is no GPU, so the agent
@@ -8,18 +8,17 @@ calls memory of the host what SGLang calls memory of a GPU, in both flavours.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
-import os
-import socket
 import sys
 import time
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from nixl_agent_support import sglang_stand_ins
+from nixl_agent_support.node import api_of
+from stage import cut_links, serve
 
 LIMIT = 60.0
 FAILED, WAITING, SUCCESS = 0, 2, 4
@@ -179,21 +178,7 @@ class Node:
         assert done.wait(LIMIT)
 
     def cut(self) -> int:
-        """Shuts this process's TCP connections down; their number."""
-        count = 0
-        for entry in Path("/proc/self/fd").iterdir():
-            try:
-                if not os.readlink(entry).startswith("socket:"):
-                    continue
-                made = socket.socket(fileno=os.dup(int(entry.name)))
-            except OSError:
-                continue
-            with made, contextlib.suppress(OSError):
-                if made.family in (socket.AF_INET, socket.AF_INET6):
-                    made.getpeername()
-                    made.shutdown(socket.SHUT_RDWR)
-                    count += 1
-        return count
+        return cut_links()
 
 
 def _on_the_host(api: Any) -> None:
@@ -209,27 +194,10 @@ def _on_the_host(api: Any) -> None:
 
 
 def main() -> None:
-    flavour, descriptor, place = sys.argv[1:]
+    descriptor, flavour, place = sys.argv[1:]
     logging.basicConfig(level=logging.WARNING)
-    if flavour == "kvt":
-        import kvt.nixl
-
-        kvt.nixl.install()
-    _on_the_host(importlib.import_module("nixl._api"))
-    stand_ins = importlib.import_module("sglang_stand_ins")
-    node = Node(stand_ins.load(place))
-    connection = Connection(int(descriptor))
-    while True:
-        try:
-            method, args, options = connection.recv()
-        except EOFError:
-            return
-        try:
-            answer = "done", getattr(node, method)(*args, **options)
-        except Exception as error:
-            logging.exception("%s failed", method)
-            answer = "raised", (type(error).__name__, str(error))
-        connection.send(answer)
+    _on_the_host(api_of(flavour))
+    serve(Node(sglang_stand_ins.load(place)), descriptor)
 
 
 if __name__ == "__main__":

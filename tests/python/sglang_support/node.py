@@ -1,21 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One transport in a process of its own, with an arena for it.
-
-    python -m sglang_support.node DESCRIPTOR
-
-It does what it is told over the connection DESCRIPTOR (nodes.py is the other
-end): the methods of Node.
-"""
+"""One transport in a process of its own, with an arena for it:
+-m sglang_support.node DESCRIPTOR."""
 
 from __future__ import annotations
 
-import ctypes
-import faulthandler
-import os
-import signal
-import socket
 import sys
-from multiprocessing.connection import Connection
 from typing import Any
 
 from kvt.sglang import (
@@ -26,9 +15,7 @@ from kvt.sglang import (
     _NixlPostError,
 )
 from sglang_support.arena import Arena
-
-# Ends with the process that started it.
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+from stage import cut_links, serve
 
 KV = BufferKey("kv", 0)
 
@@ -102,43 +89,11 @@ class Node:
         return self.arena.wrong()
 
     def cut(self) -> int:
-        """Shuts every TCP connection of this process; how many there were."""
-        count = 0
-        for name in os.listdir("/proc/self/fd"):
-            try:
-                made = socket.socket(fileno=os.dup(int(name)))
-            except OSError:
-                continue  # no socket, or the listing's own
-            with made:
-                if made.family not in (socket.AF_INET, socket.AF_INET6):
-                    continue
-                try:
-                    made.getpeername()
-                except OSError:
-                    continue  # it listens
-                made.shutdown(socket.SHUT_RDWR)
-                count += 1
-        return count
+        return cut_links()
 
     def close(self) -> None:
         self.transport.close()
 
 
-def main() -> None:
-    faulthandler.enable()
-    connection = Connection(int(sys.argv[1]))
-    node = Node()
-    while True:
-        try:
-            name, args = connection.recv()
-        except EOFError:
-            return
-        try:
-            answer = "answer", getattr(node, name)(*args)
-        except Exception as error:
-            answer = "raised", f"{type(error).__name__}: {error}"
-        connection.send(answer)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Node(), sys.argv[1])

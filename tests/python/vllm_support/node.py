@@ -4,29 +4,21 @@
 
     python -m vllm_support.node DESCRIPTOR PLACE
 
-It does what it is told over the connection DESCRIPTOR (nodes.py is the other
-end). PLACE is the folder with the unpacked vLLM. The plugins are loaded as in
-any process of vLLM: whether the transport is kvt's or vLLM's own is decided by
+PLACE is the folder with the unpacked vLLM. The plugins are loaded as in any
+process of vLLM: whether the transport is kvt's or vLLM's own is decided by
 KVT_VLLM alone.
 """
 
 from __future__ import annotations
 
-import ctypes
-import faulthandler
 import logging
-import signal
 import sys
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from stage import serve
 from vllm_support import stand_in
 from vllm_support.memory import Pool
-from vllm_support.waits import LIMIT
-
-# Ends with the process that started it.
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 class Lines(logging.Handler):
@@ -232,26 +224,12 @@ class Node:
 
 
 def main() -> None:
-    connection = Connection(int(sys.argv[1]))
-    stand_in.install(Path(sys.argv[2]))
+    descriptor, place = sys.argv[1:]
+    stand_in.install(Path(place))
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
-    node = Node()
-    while True:
-        try:
-            name, args, more = connection.recv()
-        except EOFError:
-            break
-        # Says where it hangs before the other end gives up.
-        faulthandler.dump_traceback_later(LIMIT * 0.9)
-        try:
-            answer = ("ok", getattr(node, name)(*args, **more))
-        except Exception as error:
-            names = [made.__name__ for made in type(error).__mro__]
-            answer = ("raised", (names, str(error)))
-        faulthandler.cancel_dump_traceback_later()
-        connection.send(answer)
+    serve(Node(), descriptor)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from stage import NodeProcess
 from vllm_support import stand_in
 from vllm_support.memory import Pool
-from vllm_support.nodes import NodeProcess, Stage, paths
+from vllm_support.nodes import Stage, paths
 
 BLOCKS = 4096
 BLOCK_LEN = 4096
@@ -35,7 +36,7 @@ FLYING = 1000
 
 
 def classes(place: Path) -> dict[str, Any]:
-    sys.path[1:1] = paths(place)[1:]
+    sys.path[1:1] = paths(place)
     stand_in.install(place)
     from vllm.v1.kv_offload.tiering.p2p.data.nixl import NixlTransport as theirs
 

@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import pytest
 
 import kvt
+from conftest import absent, nixl_library
 from kvt.vllm import NixlTransport
+from stage import until
 from vllm_support.memory import Pool
-from vllm_support.waits import until
 
 BLOCKS = 64
 BLOCK_LEN = 4096
@@ -37,21 +36,11 @@ def choose(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def nixl_library() -> str | None:
-    """That of KVT_TEST_NIXL_15; without it kvt looks for one itself."""
-    place = os.environ.get("KVT_TEST_NIXL_15")
-    found = Path(place).glob("lib/python3*/**/libnixl_capi.so") if place else []
-    return next((str(library) for library in found), None)
-
-
 def need_nixl() -> None:
     """Skips where there is no NIXL, and fails where there must be."""
     for info in kvt.engines():
         if info.name == "nixl" and not info.available:
-            why = f"no NIXL: {info.text}"
-            if os.environ.get("KVT_REQUIRE_NIXL") == "1":
-                pytest.fail(why)
-            pytest.skip(why)
+            absent(f"no NIXL: {info.text}")
 
 
 class Side:
