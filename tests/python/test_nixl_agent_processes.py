@@ -2,19 +2,21 @@
 """Agents of NIXL's interface in processes of their own.
 
 Each is driven by the same code (nixl_agent_support/node.py), over kvt.nixl and
-over plain NIXL 1.5: two of kvt's, and mixed pairs both ways. Contents are
-compared block by block, and what lies beside the blocks must stay as it was.
-Then a peer is killed, and restarted under its name: with kvt the disconnect is
-seen by check_remote_metadata(), and adding it again repairs everything.
+over plain NIXL, 1.5 and 1.3: two of kvt's, and mixed pairs both ways. Contents
+are compared block by block, and what lies beside them must stay as it was. Then
+a peer is killed, and restarted under its name: with kvt the disconnect is seen
+by check_remote_metadata(), and adding it again repairs everything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from nixl_agent_support.nodes import Node, Raised, Stage, pattern
+from nixl_agent_support.nodes import Stage, pattern
+from stage import Raised
 
 BLOCK = 1024
 COUNT = 32
@@ -27,7 +29,14 @@ PAIRS = [
     ("kvt", "kvt", "tcp"),
     ("kvt", "plain", "nixl"),
     ("plain", "kvt", "nixl"),
+    ("kvt-13", "kvt-13", "nixl"),
+    ("kvt-13", "plain-13", "nixl"),
+    ("plain-13", "kvt-13", "nixl"),
+    ("kvt", "plain-13", "mixed"),
+    ("plain-13", "kvt", "mixed"),
+    ("kvt-13", "plain", "mixed"),
 ]
+"""The last word is the engine of those on kvt; "-13": over NIXL 1.3."""
 
 
 @pytest.fixture
@@ -47,6 +56,15 @@ class Two:
         self.reset()
         assert self.one.add(self.other.metadata()) == b"other"
         assert self.other.add(self.one.metadata()) == b"one"
+
+        self.strided = pair[0] != "plain-13"
+
+    def prepare(self, key: str, side: str, addr: int) -> None:
+        """All blocks; NIXL 1.3 has no strided lists."""
+        if self.strided:
+            self.one.prepare(key, side, [(addr, BLOCK, 0, BLOCK, COUNT)])
+        else:
+            self.one.prepare(key, side, rows(addr, list(range(COUNT))))
 
     def reset(self) -> None:
         for i in range(COUNT):
@@ -94,12 +112,8 @@ def test_a_write_moves_its_blocks_and_no_byte_beside_them(two: Two) -> None:
 def test_a_read_fetches_by_index_of_strided_lists(two: Two) -> None:
     for i in range(COUNT):
         two.other.fill(i * BLOCK, pattern(100 + i, BLOCK))
-    run = (BLOCK, 0, BLOCK, COUNT)
-    try:
-        two.one.prepare("ours", "", [(two.one_addr, *run)])
-        two.one.prepare("theirs", "other", [(two.other_addr, *run)])
-    except Raised as error:
-        pytest.fail(str(error))
+    two.prepare("ours", "", two.one_addr)
+    two.prepare("theirs", "other", two.other_addr)
     two.one.make("read", "READ", "ours", [0, 1, 5], "theirs", [20, 21, 0])
     assert two.one.run("read") == "DONE"
     fetched = {0: 20, 1: 21, 5: 0}
@@ -147,7 +161,16 @@ def test_lists_are_serialized_for_the_other_side(two: Two) -> None:
     ]
 
 
-@pytest.mark.parametrize("kinds", [("kvt", "plain"), ("plain", "kvt")])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("kvt", "plain"),
+        ("plain", "kvt"),
+        ("kvt-13", "plain-13"),
+        ("plain-13", "kvt-13"),
+    ],
+    ids="-".join,
+)
 def test_partial_metadata_opens_memory_piece_by_piece(
     stage: Stage, kinds: tuple[str, str]
 ) -> None:
@@ -191,27 +214,29 @@ def test_every_name_and_argument_of_nixl_is_there(stage: Stage) -> None:
 # ------------------------------------------------------------ a peer that dies
 
 
-def restart(stage: Stage, engine: str) -> tuple[Node, int]:
-    node = stage.start("kvt", engine)
+def restart(stage: Stage, kind: str, engine: str) -> tuple[Any, int]:
+    node = stage.start(kind, engine)
     return node, node.open("other", SIZE)
 
 
-def fails(node: Node, key: str) -> str:
+def fails(node: Any, key: str) -> str:
     """The class of the error with which a transfer ends."""
     with pytest.raises(Raised) as caught:
         node.run(key)
     return caught.value.name
 
 
-@pytest.mark.parametrize("engine", ["local", "nixl", "tcp"])
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [("kvt", "local"), ("kvt", "nixl"), ("kvt", "tcp"), ("kvt-13", "only")],
+)
 def test_a_killed_peer_is_not_loaded_and_comes_back(
-    stage: Stage, engine: str
+    stage: Stage, kind: str, engine: str
 ) -> None:
-    two = Two(stage, ("kvt", "kvt", engine))
+    two = Two(stage, (kind, kind, engine))
     one = two.one
-    run = (BLOCK, 0, BLOCK, COUNT)
-    one.prepare("ours", "", [(two.one_addr, *run)])
-    one.prepare("theirs", "other", [(two.other_addr, *run)])
+    two.prepare("ours", "", two.one_addr)
+    two.prepare("theirs", "other", two.other_addr)
     one.make("old", "WRITE", "ours", [1], "theirs", [1])
     assert one.run("old") == "DONE"
     assert one.check("other")
@@ -222,14 +247,14 @@ def test_a_killed_peer_is_not_loaded_and_comes_back(
     with pytest.raises(Raised, match="nixlRemoteDisconnectError"):
         one.state("old")
 
-    other, addr = restart(stage, engine)
+    other, addr = restart(stage, kind, engine)
     assert one.add(other.metadata()) == b"other"
     assert one.check("other")
     with pytest.raises(Raised, match="nixlNotFoundError"):
         one.make("stale", "WRITE", "ours", [1], "theirs", [1])
     one.forget("old")
     one.forget("theirs")
-    one.prepare("theirs", "other", [(addr, *run)])
+    two.prepare("theirs", "other", addr)
     one.make("new", "WRITE", "ours", [1], "theirs", [2])
     assert one.run("new") == "DONE"
     assert other.look(2 * BLOCK, BLOCK) == pattern(2, BLOCK)
@@ -241,7 +266,7 @@ def test_a_peer_under_the_same_name_replaces_a_dead_one_unseen(
     """Nothing was posted since the peer died; the new metadata says it."""
     two = Two(stage, ("kvt", "kvt", "nixl"))
     two.other.kill()
-    other, addr = restart(stage, "nixl")
+    other, addr = restart(stage, "kvt", "nixl")
     assert two.one.add(other.metadata()) == b"other"
     two.one.initialize(
         "write",
