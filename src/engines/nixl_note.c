@@ -105,8 +105,9 @@ static bool deliver_all(struct kvti_nixl *engine)
 {
     size_t agents = 0;
 
-    if (is_for_later(engine,
-                     engine->lib->api.notif_map_size(engine->notes, &agents))) {
+    engine->unread = engine->lib->api.notif_map_size(engine->notes, &agents) !=
+                     NIXL_OK;
+    if (engine->unread) {
         return false;
     }
     for (; engine->note_agent < agents; engine->note_agent++) {

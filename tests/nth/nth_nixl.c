@@ -34,11 +34,11 @@ static enum undone after(const char *name)
                : NOT_DONE;
 }
 
-/* What NIXL does not hand out of what it has received, for another reason than
- * that it failed, is left out by design (nixl_note.c). */
+/* A message that NIXL does not hand out, for another reason than that it failed,
+ * is left out by design (nixl_note.c). */
 static bool reads_map(const char *name)
 {
-    return strncmp(name, "notif_map_", strlen("notif_map_")) == 0;
+    return strncmp(name, "notif_map_get_", strlen("notif_map_get_")) == 0;
 }
 
 /* What a call that was made does to the number of handles. */
