@@ -8,7 +8,7 @@ nothing depends on it.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.machinery
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -127,10 +127,8 @@ def _plugin_places() -> list[Path]:
     if given := os.environ.get("KVT_NIXL_LIBRARY"):
         places.append(Path(given).parent / "plugins")
     for package in _PACKAGES:
-        try:
-            spec = importlib.util.find_spec(package)
-        except (ImportError, ValueError):
-            continue
+        # Not importlib.util.find_spec(): kvt may be in this package's place.
+        spec = importlib.machinery.PathFinder.find_spec(package)
         for folder in (spec and spec.submodule_search_locations) or []:
             beside = Path(folder).parent / f".{package}.mesonpy.libs"
             places.append(beside / "plugins")

@@ -72,9 +72,29 @@ def _modules(package: str) -> dict[str, types.ModuleType]:
     return made
 
 
+class _Made:
+    """Loads a module by having it: for the import in whose midst _kvt_nixl
+    put the modules there, and for importlib.reload()."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self._module = module
+
+    def create_module(
+        self, spec: importlib.machinery.ModuleSpec
+    ) -> types.ModuleType:
+        return self._module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """It is whole already."""
+
+
 def _module(name: str, is_package: bool = False) -> types.ModuleType:
     module = types.ModuleType(name, f"NIXL's {name}, on kvt (kvt.nixl).")
-    spec = importlib.machinery.ModuleSpec(name, None, is_package=is_package)
+    spec = importlib.machinery.ModuleSpec(
+        name,
+        _Made(module),  # type: ignore[arg-type]
+        is_package=is_package,
+    )
     module.__spec__ = spec
     if is_package:
         module.__path__ = []
