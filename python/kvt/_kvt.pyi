@@ -37,6 +37,13 @@ RunLike: TypeAlias = tuple[int, ...]
 """A tuple with the fields of :class:`kvt.Run`; the first three must be
 there."""
 
+Runs: TypeAlias = Iterable[RunLike] | Buffer
+"""Tuples as above; or a two-dimensional buffer of 64-bit integers in native
+order, with a row for each run and 3 to 6 columns in the same order; or a
+one-dimensional buffer of items with the fields of the C struct kvt_run, which
+the library reads where they lie if the buffer is read-only and contiguous.
+Rows cost less than 0.1 us each."""
+
 Copies: TypeAlias = Iterable[tuple[int, ...]] | Buffer
 """Tuples with the fields of :class:`kvt.Copy`, of which the first three must be
 there; or a contiguous two-dimensional buffer of 64-bit integers with 3 or 7
@@ -54,6 +61,22 @@ def region_of(
     memory: RegionLike, *, kind: int | None = None, device: int | None = None
 ) -> Region:
     """The region that register() would make of this memory. Holds nothing."""
+
+def _desc_rows(descs: list[Any], room: Any) -> None:
+    """Writes three-element tuples as rows of three uint64, as many as there is
+    room for. For kvt.nixl."""
+
+def _desc_runs(rows: Any, room: Any) -> int:
+    """Writes rows of (addr, length, device) as runs of five uint64 (addr,
+    length, stride, count, device), as many as there is room for (None: none);
+    says how many there are. Block i of the runs is row i. For kvt.nixl."""
+
+def _desc_facts(runs: Any) -> tuple[int, int | None, bool]:
+    """Of such runs: the number of blocks, the length that all have or None, and
+    whether any has a device that is not 0. For kvt.nixl."""
+
+def _checksum(data: Buffer) -> int:
+    """XXH3 of 64 bits, as metadata has it."""
 
 @final
 class EngineInfo:
@@ -386,9 +409,7 @@ class Transport:
     def confirm_peer_dead(self, peer: int) -> None: ...
 
     # layouts
-    def prepare(
-        self, name: str | bytes, runs: Iterable[RunLike], peer: int = 0
-    ) -> int:
+    def prepare(self, name: str | bytes, runs: Runs, peer: int = 0) -> int:
         """Names a list of runs of ours (`peer` SELF) or of a peer; returns the
         layout's id. A block's index is its position in the runs."""
     def find_layout(self, name: str | bytes, peer: int = 0) -> int: ...

@@ -324,7 +324,7 @@ static int widen(const Py_buffer *view, const char *what, bool is_signed,
                  bool swapped, struct kvtpy_indices *ret)
 {
     Py_ssize_t count = view->shape[0];
-    Py_ssize_t stride = view->strides[0];
+    Py_ssize_t stride = kvtpy_stride(view, 0);
     const char *at = view->buf;
     int64_t *room = reserve(ret, what, count);
 
@@ -361,7 +361,7 @@ static int from_view(const char *what, struct kvtpy_indices *ret)
                                view->ndim);
         return -1;
     }
-    if (size < 4 || swapped || view->strides[0] != size ||
+    if (size < 4 || swapped || kvtpy_stride(view, 0) != size ||
         (uintptr_t)view->buf % (uintptr_t)size != 0) {
         return widen(view, what, is_signed, swapped, ret);
     }

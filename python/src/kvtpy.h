@@ -24,6 +24,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #include <kvt/kvt.h>
 
@@ -126,6 +127,67 @@ void kvtpy_indices_fini(struct kvtpy_indices *indices);
  * theirs come from `model`. */
 int kvtpy_copies(PyObject *object, const struct kvt_copy *model,
                  struct kvt_copy **ret, size_t *ret_count);
+
+/* The distance of a view's items in one dimension. ctypes gives no strides,
+ * whoever asks for them: its arrays are contiguous. */
+static inline Py_ssize_t kvtpy_stride(const Py_buffer *view, int dimension)
+{
+    Py_ssize_t stride = view->itemsize;
+
+    if (view->strides != NULL) {
+        return view->strides[dimension];
+    }
+    for (int i = view->ndim - 1; i > dimension; i--) {
+        stride *= view->shape[i];
+    }
+    return stride;
+}
+
+/* A two-dimensional buffer of 64-bit integers, with gaps or without. */
+struct kvtpy_rows {
+    const char *at;
+    Py_ssize_t count;
+    Py_ssize_t columns;
+    Py_ssize_t row_stride;
+    Py_ssize_t column_stride;
+    bool is_signed;
+};
+
+/* A view for reading, which need not be contiguous. */
+int kvtpy_view(PyObject *object, const char *what, Py_buffer *ret);
+/* The rows of a view, with `least` to `most` columns. */
+int kvtpy_rows(const Py_buffer *view, const char *what, Py_ssize_t least,
+               Py_ssize_t most, struct kvtpy_rows *ret);
+
+static inline uint64_t kvtpy_rows_word(const struct kvtpy_rows *rows,
+                                       Py_ssize_t row, Py_ssize_t column)
+{
+    uint64_t value;
+
+    memcpy(&value,
+           rows->at + row * rows->row_stride + column * rows->column_stride,
+           sizeof value);
+    return value;
+}
+
+/* Runs of a layout; fini must follow, also where it fails. */
+struct kvtpy_runs {
+    const struct kvt_run *data;
+    size_t count;
+    void *memory; /* a converted copy, or NULL */
+    bool held;
+    Py_buffer view; /* what data points into, when nothing was converted */
+};
+
+int kvtpy_runs(PyObject *object, struct kvtpy_runs *ret);
+void kvtpy_runs_fini(struct kvtpy_runs *runs);
+
+/* For kvt.nixl: tuples as rows, and the runs of rows (docs in the stub). */
+PyObject *kvtpy_desc_rows(PyObject *module, PyObject *const *args,
+                          Py_ssize_t count);
+PyObject *kvtpy_desc_runs(PyObject *module, PyObject *const *args,
+                          Py_ssize_t count);
+PyObject *kvtpy_desc_facts(PyObject *module, PyObject *object);
 
 /* ------------------------------------------------------------------ memory */
 

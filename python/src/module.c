@@ -6,6 +6,11 @@
  */
 #include "kvtpy.h"
 
+#ifndef XXH_INLINE_ALL
+#define XXH_INLINE_ALL
+#endif
+#include <xxhash.h>
+
 static PyObject *notification_class;
 
 int kvtpy_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **ret)
@@ -55,6 +60,20 @@ static PyObject *version(PyObject *module, PyObject *unused)
     return kvtpy_text(kvt_version());
 }
 
+static PyObject *checksum(PyObject *module, PyObject *object)
+{
+    unsigned long long sum;
+    Py_buffer view;
+
+    (void)module;
+    if (PyObject_GetBuffer(object, &view, PyBUF_SIMPLE) != 0) {
+        return NULL;
+    }
+    sum = XXH3_64bits(view.buf, (size_t)view.len);
+    PyBuffer_Release(&view);
+    return PyLong_FromUnsignedLongLong(sum);
+}
+
 static PyMethodDef functions[] = {
     {"version", version, METH_NOARGS,
      "version()\n--\n\nThe library's version, for instance \"0.1.0\"."},
@@ -66,6 +85,12 @@ static PyMethodDef functions[] = {
      "region_of(memory, *, kind=None, device=None)\n--\n\n"
      "The kvt.Region that register() would make of this memory. It holds\n"
      "nothing: keep the memory yourself."},
+    {"_desc_rows", (PyCFunction)(void (*)(void))kvtpy_desc_rows, METH_FASTCALL,
+     NULL},
+    {"_desc_runs", (PyCFunction)(void (*)(void))kvtpy_desc_runs, METH_FASTCALL,
+     NULL},
+    {"_desc_facts", kvtpy_desc_facts, METH_O, NULL},
+    {"_checksum", checksum, METH_O, NULL},
     {NULL, NULL, 0, NULL}};
 
 static PyMethodDef shutdown_function = {"_shutdown", kvtpy_shutdown,

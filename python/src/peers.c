@@ -294,54 +294,6 @@ static PyObject *unload_peer(PyObject *self, PyObject *const *args,
 
 /* ----------------------------------------------------------------- layouts */
 
-static int take_run(PyObject *item, Py_ssize_t at, struct kvt_run *ret)
-{
-    uint64_t fields[6] = {0};
-    Py_ssize_t count;
-
-    if (kvtpy_fields(item, "run", at, 3, 6, fields, &count) != 0) {
-        return -1;
-    }
-    if (fields[4] > UINT32_MAX || fields[5] > UINT32_MAX) {
-        (void)kvtpy_raise_text(
-            KVT_ERANGE, "run %zd: kind and device must be below 2**32", at);
-        return -1;
-    }
-    ret->addr = fields[0];
-    ret->block_bytes = fields[1];
-    ret->count = fields[2];
-    /* Blocks lie end to end unless said otherwise. */
-    ret->stride_bytes = fields[3] == 0 ? fields[1] : fields[3];
-    ret->kind = (uint32_t)fields[4];
-    ret->device = (uint32_t)fields[5];
-    return 0;
-}
-
-static struct kvt_run *take_runs(PyObject *object, size_t *ret_count)
-{
-    PyObject *tuple = PySequence_Tuple(object);
-    struct kvt_run *runs;
-    Py_ssize_t count;
-
-    if (tuple == NULL) {
-        return NULL;
-    }
-    count = PyTuple_Size(tuple);
-    runs = calloc((size_t)count + 1, sizeof *runs);
-    if (runs == NULL) {
-        (void)kvtpy_raise(KVT_ENOMEM, NULL);
-    }
-    for (Py_ssize_t i = 0; i < count && runs != NULL; i++) {
-        if (take_run(PyTuple_GetItem(tuple, i), i, &runs[i]) != 0) {
-            free(runs);
-            runs = NULL;
-        }
-    }
-    Py_DECREF(tuple);
-    *ret_count = (size_t)count;
-    return runs;
-}
-
 static PyObject *prepare(PyObject *self, PyObject *const *args,
                          Py_ssize_t count, PyObject *names)
 {
@@ -351,10 +303,9 @@ static PyObject *prepare(PyObject *self, PyObject *const *args,
     struct kvt_error err = {.text = ""};
     kvt_peer peer = KVT_SELF;
     kvt_layout layout;
-    struct kvt_run *runs;
+    struct kvtpy_runs runs;
     PyObject *out[3];
     PyObject *name;
-    size_t found;
     int code;
 
     if (t == NULL || kvtpy_args(&signature, args, count, names, out) != 0 ||
@@ -362,14 +313,14 @@ static PyObject *prepare(PyObject *self, PyObject *const *args,
         kvtpy_name(out[0], "name", &name) != 0) {
         return NULL;
     }
-    runs = take_runs(out[1], &found);
-    if (runs == NULL) {
+    if (kvtpy_runs(out[1], &runs) != 0) {
+        kvtpy_runs_fini(&runs);
         Py_DECREF(name);
         return NULL;
     }
-    WITHOUT_GIL(code = kvt_prepare(t, peer, PyBytes_AsString(name), runs, found,
-                                   &layout, &err));
-    free(runs);
+    WITHOUT_GIL(code = kvt_prepare(t, peer, PyBytes_AsString(name), runs.data,
+                                   runs.count, &layout, &err));
+    kvtpy_runs_fini(&runs);
     Py_DECREF(name);
     return code == KVT_OK ? PyLong_FromUnsignedLongLong(layout)
                           : kvtpy_raise(code, &err);
@@ -455,7 +406,8 @@ PyMethodDef kvtpy_peer_methods[] = {
      "prepare($self, name, runs, peer=0)\n--\n\n"
      "Names a list of runs of ours or of a peer, and returns the layout's id.\n"
      "A block's index is its position in the runs, counted in order. The same\n"
-     "name again replaces the old layout."},
+     "name again replaces the old layout. Runs are tuples, or a buffer of\n"
+     "64-bit integers with a row for each run."},
     {"find_layout", METHOD(find_layout), METH_FASTCALL | METH_KEYWORDS,
      "find_layout($self, name, peer=0)\n--\n\nThe current layout of a name."},
     {"drop_layout", drop_layout, METH_O,

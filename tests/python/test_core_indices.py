@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import collections
+import ctypes
 import tracemalloc
 from typing import Any
 
@@ -62,6 +63,8 @@ def forms(values: list[int]) -> list[Any]:
         array.array("i", values),
         array.array("Q", values),
         memoryview(array.array("h", values)),
+        (ctypes.c_int64 * len(values))(*values),  # has no strides to show
+        (ctypes.c_int16 * len(values))(*values),
         np.array(values[::-1])[::-1],
         spread[:, 1],
         unaligned,

@@ -244,10 +244,6 @@ def test_a_connection_can_be_made_before(two: Two) -> None:
 
 def test_partial_metadata_has_what_is_asked_for(two: Two) -> None:
     reg = two.reg["other"]
-    if "VRAM_SEG" not in two.other.backend_mems["UCX"]:  # the engine local
-        with pytest.raises(nixl.nixlNotSupportedError, match="local"):
-            two.other.get_partial_agent_metadata(reg)
-        return
     whole = two.other.get_partial_agent_metadata(reg, True)
     bare = two.other.get_partial_agent_metadata(reg)
     empty = two.other.get_reg_descs([(1, 1, 0, "")], "DRAM")
@@ -256,9 +252,20 @@ def test_partial_metadata_has_what_is_asked_for(two: Two) -> None:
     empty.clear()
     link = two.other.get_partial_agent_metadata(empty)
     assert len(bare) < len(whole) and len(link) < len(whole)
-    assert len(whole) < len(two.other.get_agent_metadata())
     assert two.one.add_remote_agent(bare) == b"other"
     assert two.one.add_remote_agent(link) == b"other"
+    handle = two.write()
+    assert run(two.one, handle) == "DONE"
+
+
+def test_partial_metadata_is_checked_like_whole(two: Two) -> None:
+    part = two.other.get_partial_agent_metadata(two.reg["other"])
+    for at in range(len(part)):
+        bad = bytearray(part)
+        bad[at] ^= 1
+        with pytest.raises(nixl.nixlMismatchError):
+            two.one.add_remote_agent(bytes(bad))
+    assert run(two.one, two.write()) == "DONE"
 
 
 # ------------------------------------------------------------------ transfers

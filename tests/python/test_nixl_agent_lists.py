@@ -26,15 +26,15 @@ HIGH = 1 << 63
 
 
 def xfer_descs(descs: Any, mem_type: str | None) -> Any:
-    return _forms.xfer_descs(descs, mem_type, MEMORY_BY_NAME)
+    return _forms.list_of(nixl.nixlXferDList, descs, mem_type, MEMORY_BY_NAME)
 
 
 def reg_descs(descs: Any, mem_type: str | None) -> Any:
-    return _forms.reg_descs(descs, mem_type, MEMORY_BY_NAME)
+    return _forms.list_of(nixl.nixlRegDList, descs, mem_type, MEMORY_BY_NAME)
 
 
 def remote_descs(descs: Any, mem_type: str | None) -> Any:
-    return _forms.remote_descs(descs, mem_type, MEMORY_BY_NAME)
+    return _forms.list_of(nixl.nixlRemoteDList, descs, mem_type, MEMORY_BY_NAME)
 
 
 def rows_of(*rows: tuple[int, int, int]) -> Any:
@@ -304,10 +304,10 @@ def test_random_lists_are_the_rows_they_were_made_of() -> None:
                 rows.append((addr, length, device))
         runs = _runs.from_rows(rows_of(*rows))
         assert _runs.to_rows(runs).tolist() == [list(row) for row in rows]
-        assert (runs[:, 3] >= runs[:, 1]).all()
+        assert (runs[:, _runs.STRIDE] >= runs[:, _runs.LENGTH]).all()
         apart = _runs.without_gaps(runs)
         assert _runs.to_rows(apart).tolist() == [list(row) for row in rows]
-        assert (apart[:, 3] == apart[:, 1]).all()
+        assert (apart[:, _runs.STRIDE] == apart[:, _runs.LENGTH]).all()
 
 
 def test_the_blocks_of_a_cache_are_one_run_a_layer() -> None:
@@ -347,11 +347,16 @@ def test_equal_distances_are_no_run_across_lengths_or_devices(
 
 def test_lengths_are_found_by_index() -> None:
     runs = np.array(
-        [[0, 8, 0, 8, 3], [100, 16, 0, 32, 2], [500, 8, 0, 8, 1]],
+        [[0, 8, 8, 3, 0], [100, 16, 32, 2, 0], [500, 8, 8, 1, 0]],
         dtype=np.uint64,
     )
-    assert _runs.uniform_length(runs) is None
-    assert _runs.uniform_length(runs[:1]) == 8
-    every = _runs.lengths_at(runs, np.arange(6))
+    known, one = _runs.facts(runs), _runs.facts(runs[:1])
+    assert known == (6, None, False)
+    assert one == (3, 8, False)
+    assert _runs.facts(runs[:0]) == (0, None, False)
+    every = _runs.Lengths(runs, known).at(np.arange(6))
     assert every.tolist() == [8, 8, 8, 16, 16, 8]
+    assert _runs.Lengths(runs[:1], one).at(np.arange(3)) == 8
+    runs[1, _runs.DEVICE] = 3
+    assert _runs.facts(runs).devices
     assert _runs.expanded_lengths(runs).tolist() == every.tolist()

@@ -4,8 +4,9 @@
     import kvt.nixl as nixl
 
 or, for programs that are not to be changed, :func:`install`, which KVT_NIXL=1
-in the environment calls when this module is imported. docs/nixl_agent.md has
-every name, and what is different. Needs numpy.
+in the environment calls when this module is imported; and that is done by the
+first import of NIXL where kvt is installed. docs/nixl_agent.md has every name,
+and what is different. Needs numpy.
 """
 
 import os as _os

@@ -18,7 +18,7 @@ import kvt
 
 from . import _blob, _descs, _engine, _forms
 from ._config import nixl_agent_config
-from ._descs import nixlRegDList, nixlXferDList
+from ._descs import nixlRegDList, nixlRemoteDList, nixlXferDList
 from ._enums import KINDS, MEMORY_BY_NAME, OPS, nixl_mem_t, nixl_xfer_op_t
 from ._errors import (
     nixlInvalidParamError,
@@ -237,16 +237,16 @@ class nixl_agent(Notes, Xfers):
     def get_reg_descs(self, descs: Any, mem_type: str | None = None) -> Any:
         """A list for registration, of 4-tuples, an N x 3 array, a tensor or a
         list of tensors; None, and a line in the log, for anything else."""
-        return _forms.reg_descs(descs, mem_type, self.nixl_mems)
+        return _forms.list_of(nixlRegDList, descs, mem_type, self.nixl_mems)
 
     def get_xfer_descs(self, descs: Any, mem_type: str | None = None) -> Any:
         """A list for transfers, of 3-tuples, an N x 3 array, a tensor or a list
         of tensors; None, and a line in the log, for anything else."""
-        return _forms.xfer_descs(descs, mem_type, self.nixl_mems)
+        return _forms.list_of(nixlXferDList, descs, mem_type, self.nixl_mems)
 
     def get_remote_descs(self, descs: Any, mem_type: str | None = None) -> Any:
         """A list of (address, length, device, agent name)."""
-        return _forms.remote_descs(descs, mem_type, self.nixl_mems)
+        return _forms.list_of(nixlRemoteDList, descs, mem_type, self.nixl_mems)
 
     def get_serialized_descs(self, descs: Any) -> bytes:
         """Bytes that deserialize_descs() takes, here or under plain NIXL."""
@@ -326,21 +326,15 @@ class nixl_agent(Notes, Xfers):
         inc_conn_info: bool = False,
         backends: Sequence[str] = (),
     ) -> bytes:
-        """NIXL's metadata with the connections (also for an empty list), or
-        without, and with these registrations only. kvt's own part is left
-        out, so peers reach this agent through NIXL, on the same host too."""
+        """Metadata with these registrations only, and with the connections
+        (also for an empty list) or without: for peers that have them."""
         core = self._only(backends)
         self._used = True
         with translated():
-            blob = _blob.parse(core.metadata())
-        if blob is None:
-            raise not_offered(
-                "partial metadata of the engine local",
-                "use get_agent_metadata()",
-            )
+            whole = core.metadata()
         rows = descs.rows().tolist()
         connect = inc_conn_info or not rows
-        return blob.only(int(descs.getType()), rows, connect).to_bytes()
+        return _blob.part(whole, int(descs.getType()), rows, connect)
 
     # ----------------------------------------------------------- not offered
 

@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agent metadata: NIXL's part of it, and what kvt's part says of the agent.
+"""Agent metadata: NIXL's part of it, parts of it, and whose it is.
 
-kvt's part lies behind NIXL's and has a checksum over all of it, so what is cut
-or put together here is NIXL's part alone. kvt checks every byte when it takes
+kvt's part lies behind NIXL's (_trailer.py). kvt checks every byte when it takes
 metadata; here it is enough to find one's way.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
+from . import _trailer
 from ._errors import nixlMismatchError, nixlNotFoundError
 from ._serial import INTRO, Fields, field
 
-_MAGIC = b"kvt\xa5md\r\n"
-_FOOTER = struct.Struct("<IIQ8s")
-_FIELD = struct.Struct("<HI")
-_AGENT_NAME, _INCARNATION = 1, 3
+_ROW = struct.Struct("<3Q")
 _ROW_BYTES = 24
 _FEW = 64
 """Backends, and lists of registrations: far more than there are."""
@@ -28,7 +26,8 @@ class Life(NamedTuple):
 
     name: bytes
     incarnation: bytes  # of kvt's part; b"": there is none
-    connections: bytes  # of NIXL's part; b"": it does not say where to connect
+    connections: bytes  # b"": it does not say where to connect
+    is_part: bool  # of what the agent has
 
     def is_same(self, other: Life) -> bool:
         if self.name != other.name:
@@ -72,18 +71,29 @@ class Blob(NamedTuple):
             ]
         return b"".join(parts)
 
-    def only(self, kind: int, rows: list[list[int]], connect: bool) -> Blob:
-        """The same agent with these registrations of it."""
-        wanted = {struct.pack("<3Q", *row) for row in rows}
+    def only(
+        self,
+        kind: int,
+        rows: list[list[int]],
+        connect: bool,
+        is_own: Callable[[int, tuple[int, ...]], bool],
+    ) -> Blob:
+        """The same agent with these registrations of it, and kvt's own ones:
+        the page that confirms a transfer (docs/nixl.md)."""
+        wanted = {_ROW.pack(*row) for row in rows}
         sections = []
         found = set()
         for section in self.sections:
-            if section.kind != kind:
-                continue
-            descs = [d for d in section.descs if d[:_ROW_BYTES] in wanted]
-            found |= {desc[:_ROW_BYTES] for desc in descs}
+            descs = []
+            for desc in section.descs:
+                row = desc[:_ROW_BYTES]
+                if section.kind == kind and row in wanted:
+                    found.add(row)
+                    descs.append(desc)
+                elif is_own(section.kind, _ROW.unpack(row)):
+                    descs.append(desc)
             if descs:
-                sections.append(Section(section.backend, kind, descs))
+                sections.append(Section(section.backend, section.kind, descs))
         if found != wanted:
             raise nixlNotFoundError(
                 f"{len(wanted - found)} of the descriptors are not registered"
@@ -127,6 +137,8 @@ def parse(metadata: bytes) -> Blob | None:
     sections = [
         _section(fields) for _ in range(_few(fields.number(b"nixlSecElms")))
     ]
+    if fields.left() > 0 and not _trailer.is_there(metadata):
+        raise nixlMismatchError("the metadata is damaged")
     return Blob(name, connections, sections)
 
 
@@ -148,30 +160,57 @@ def _few(count: int) -> int:
 
 def life_of(metadata: bytes) -> Life:
     """nixlMismatchError if it is neither kvt's nor NIXL's."""
-    ours = _trailer(metadata)
+    ours = _trailer.read(metadata)
     blob = parse(metadata)
     if blob is None:
-        if not ours:
+        if ours is None:
             raise nixlMismatchError("the bytes are no agent's metadata")
-        return Life(ours[_AGENT_NAME], ours[_INCARNATION], b"")
+        return Life(ours.name, ours.incarnation, ours.place, ours.is_part)
     where = b"".join(
         field(backend, address) for backend, address in blob.connections
     )
-    return Life(blob.name, ours.get(_INCARNATION, b""), where)
+    if ours is None:
+        return Life(blob.name, b"", where, True)
+    return Life(blob.name, ours.incarnation, where, ours.is_part)
 
 
-def _trailer(metadata: bytes) -> dict[int, bytes]:
-    """kvt's fields, if the metadata has them."""
-    end = len(metadata) - _FOOTER.size
-    if end < 0 or not metadata.endswith(_MAGIC):
-        return {}
-    at = end - int(_FOOTER.unpack_from(metadata, end)[0])
-    found = {}
-    while at >= 0 and at + _FIELD.size <= end:
-        tag, size = _FIELD.unpack_from(metadata, at)
-        at += _FIELD.size
-        found[tag] = metadata[at : at + size]
-        at += size
-    if at != end or _AGENT_NAME not in found or _INCARNATION not in found:
-        raise nixlMismatchError("the metadata is damaged")
-    return found
+def part(
+    metadata: bytes, kind: int, rows: list[list[int]], connect: bool
+) -> bytes:
+    """Metadata with these regions of an agent of kvt's only. Its kinds have
+    NIXL's numbers."""
+    trailer = _trailer.read(metadata)
+    assert trailer is not None
+    blob = parse(metadata)
+    prefix = b""
+    if blob is not None:
+        known = {region[:4] for region in trailer.regions}
+
+        def is_own(kind: int, row: tuple[int, ...]) -> bool:
+            addr, length, device = row
+            return (kind, device, addr, length) not in known and not any(
+                region.covers(kind, row) for region in trailer.regions
+            )
+
+        prefix = blob.only(kind, rows, connect, is_own).to_bytes()
+    return trailer.only(kind, rows, connect).behind(prefix)
+
+
+def joined(known: bytes, more: bytes) -> bytes:
+    """NIXL adds what it learns of an agent to what it knows."""
+    before, after = parse(known), parse(more)
+    ours, theirs = _trailer.read(known), _trailer.read(more)
+    prefix = b""
+    if before is not None and after is not None:
+        both = before.joined(after)
+        prefix = both.to_bytes()
+        if both == before and theirs is None:
+            return known
+    elif before is not None or after is not None:
+        return more  # of another engine: nothing of the old one is left
+    if ours is None or theirs is None:
+        return prefix
+    made = ours.joined(theirs)
+    if made == ours and (before is None or both == before):
+        return known
+    return made.behind(prefix)

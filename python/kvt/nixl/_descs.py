@@ -7,9 +7,6 @@ descriptors of a list (append() apart) expands it for the moment.
 
 from __future__ import annotations
 
-import itertools
-from array import array
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,24 +33,12 @@ def rows_of_array(descs: Any, width: int = 3) -> Words:
     return rows
 
 
-def rows_of_tuples(descs: Iterable[tuple[Any, ...]]) -> Words:
-    """Three-element tuples of ints as rows."""
-    descs = descs if isinstance(descs, list) else list(descs)
-    if any(width != 3 for width in map(len, descs)):
-        raise ValueError("Each descriptor tuple must have exactly 3 elements")
-    try:
-        flat = array("Q", itertools.chain.from_iterable(descs))
-    except (TypeError, OverflowError) as error:
-        raise ValueError(
-            f"a descriptor is three integers from 0 to 2^64 - 1: {error}"
-        ) from error
-    return np.frombuffer(flat, dtype=np.uint64).reshape(-1, 3)
-
-
 class _List:
     """What the classes have in common. Not for several threads at once."""
 
     _word: ClassVar[str]
+    width: ClassVar[int] = 4
+    """How many elements its tuples have."""
 
     __hash__ = None  # type: ignore[assignment]  # it can be changed
 
@@ -73,7 +58,7 @@ class _List:
             self._blank_extra(len(descs))
         else:
             rows = [self._split(desc) for desc in descs]
-            self._runs = _runs.from_rows(rows_of_tuples([r[0] for r in rows]))
+            self._runs = _runs.from_rows(_runs.rows_of([r[0] for r in rows]))
             self._set_extra([r[1] for r in rows])
 
     # What a class keeps beside address, length and device.
@@ -96,13 +81,13 @@ class _List:
     # NIXL's calls.
 
     def __len__(self) -> int:
-        return int(_runs.positions(self._runs)[-1])
+        return _runs.total(self._runs)
 
     def __bool__(self) -> bool:
         return True  # as NIXL's, which have no length
 
     def runs(self) -> Words:
-        """What is kept: (address, length, device, stride, count) rows. Not
+        """What is kept: (address, length, stride, count, device) rows. Not
         NIXL's, and not to be changed."""
         return self._runs
 
@@ -123,7 +108,7 @@ class _List:
         i = self._place(i)
         starts = _runs.positions(self._runs)
         which = int(np.searchsorted(starts[1:], i, side="right"))
-        addr, length, device, stride, _ = self._runs[which].tolist()
+        addr, length, stride, _, device = self._runs[which].tolist()
         row = (addr + (i - int(starts[which])) * stride, length, device)
         return self._join(row, i)
 
@@ -139,7 +124,7 @@ class _List:
 
     def _replace(self, i: int, end: int, descs: list[Any]) -> None:
         split = [self._split(desc) for desc in descs]
-        put = rows_of_tuples([row for row, _ in split])
+        put = _runs.rows_of([row for row, _ in split])
         rows = _runs.to_rows(self._runs)
         self._runs = _runs.from_rows(
             np.concatenate([rows[:i], put, rows[end:]])
@@ -148,7 +133,7 @@ class _List:
 
     def append(self, desc: tuple[Any, ...]) -> None:
         row, extra = self._split(desc)
-        put = _runs.from_rows(rows_of_tuples([row]))
+        put = _runs.from_rows(_runs.rows_of([row]))
         end = len(self)
         # Not joined with the last run: who appends a million, builds a list.
         self._runs = np.concatenate([self._runs, put])
@@ -167,7 +152,7 @@ class _List:
 
     def index(self, desc: tuple[Any, ...]) -> int:
         """The position of a descriptor: its address, length and device."""
-        row = rows_of_tuples([self._split(desc)[0]])[0]
+        row = _runs.rows_of([self._split(desc)[0]])[0]
         found = np.flatnonzero((_runs.to_rows(self._runs) == row).all(axis=1))
         if len(found) == 0:
             raise nixlNotFoundError("the list has no such descriptor")
@@ -205,12 +190,13 @@ class nixlXferDList(_List):
     """(address, length, device) descriptors of a transfer."""
 
     _word = "nixlBDList"
+    width = 3
 
     def _fill(self, descs: Any) -> None:
         if isinstance(descs, np.ndarray):
             rows = rows_of_array(descs)
         else:
-            rows = rows_of_tuples(descs)
+            rows = _runs.rows_of(descs)
         self._runs = _runs.from_rows(rows)
 
     def _bytes(self) -> bytes:

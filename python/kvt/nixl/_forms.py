@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ._descs import _List, nixlRegDList, nixlRemoteDList, nixlXferDList
+from ._descs import _List, nixlRemoteDList
 from ._enums import DRAM_SEG, VRAM_SEG, nixl_mem_t
 from ._log import logger
 
@@ -30,33 +30,21 @@ def is_tensor(value: object) -> bool:
     return all(hasattr(value, name) for name in ("data_ptr", "get_device"))
 
 
-def xfer_descs(descs: Any, mem_type: str | None, kinds: Kinds) -> Any:
-    """The forms of get_xfer_descs()."""
-    if isinstance(descs, nixlXferDList):
+def list_of(made: Any, descs: Any, mem_type: str | None, kinds: Kinds) -> Any:
+    """A list of the class `made`, of any of its forms."""
+    if isinstance(descs, made):
         return descs
     if isinstance(descs, _List):
-        return _no("a list for transfers is needed, not a %s", descs)
-    return _from_values(descs, mem_type, kinds, nixlXferDList, 3)
-
-
-def reg_descs(descs: Any, mem_type: str | None, kinds: Kinds) -> Any:
-    """The forms of get_reg_descs()."""
-    if isinstance(descs, nixlRegDList):
-        return descs
-    if isinstance(descs, _List):
-        return _no("a list for registration is needed, not a %s", descs)
-    return _from_values(descs, mem_type, kinds, nixlRegDList, 4)
-
-
-def remote_descs(descs: Any, mem_type: str | None, kinds: Kinds) -> Any:
-    """The forms of get_remote_descs()."""
-    if isinstance(descs, nixlRemoteDList):
-        return descs
-    if isinstance(descs, np.ndarray) or is_tensor(descs):
-        return None
-    if not isinstance(descs[0], tuple):
-        return None
-    return _from_tuples(descs, mem_type, kinds, nixlRemoteDList, 4)
+        return _no(f"a {made.__name__} is needed, not a %s", descs)
+    if isinstance(descs, np.ndarray):
+        return _from_array(descs, mem_type, kinds, made)
+    if is_tensor(descs):
+        return _from_tensors([descs], made)
+    if isinstance(descs[0], tuple):
+        return _from_tuples(descs, mem_type, kinds, made)
+    if is_tensor(descs[0]):
+        return _from_tensors(descs, made)
+    return _no("no descriptors can be made of a %s", descs)
 
 
 def _no(text: str, value: object) -> Any:
@@ -64,34 +52,21 @@ def _no(text: str, value: object) -> Any:
     return None
 
 
-def _from_values(
-    descs: Any, mem_type: str | None, kinds: Kinds, made: Any, width: int
-) -> Any:
-    if isinstance(descs, np.ndarray):
-        return _from_array(descs, mem_type, kinds, made)
-    if is_tensor(descs):
-        return _from_tensors([descs], made)
-    if isinstance(descs[0], tuple):
-        return _from_tuples(descs, mem_type, kinds, made, width)
-    if is_tensor(descs[0]):
-        return _from_tensors(descs, made)
-    return _no("no descriptors can be made of a %s", descs)
-
-
 def _from_tuples(
-    descs: Any, mem_type: str | None, kinds: Kinds, made: Any, width: int
+    descs: Any, mem_type: str | None, kinds: Kinds, made: Any
 ) -> Any:
     if mem_type is None:
         return _no("name the mem_type of this %s", descs)
-    if len(descs[0]) != width:
-        logger.error("tuples of %d elements are needed", width)
-        return None
+    if len(descs[0]) != made.width:
+        return _no(f"tuples of {made.width} elements are needed in a %s", descs)
     return made(kinds[mem_type], descs)
 
 
 def _from_array(
     descs: Any, mem_type: str | None, kinds: Kinds, made: Any
 ) -> Any:
+    if made is nixlRemoteDList:
+        return _no("an agent for each is needed, not a %s", descs)
     if mem_type is None:
         return _no("name the mem_type of this %s", descs)
     if descs.ndim != 2 or descs.shape[1] != 3:
@@ -102,6 +77,8 @@ def _from_array(
 
 
 def _from_tensors(tensors: Any, made: Any) -> Any:
+    if made is nixlRemoteDList:
+        return _no("an agent for each is needed, not a %s", tensors[0])
     rows = np.empty((len(tensors), 3), dtype=np.uint64)
     device = tensors[0].device
     for i, tensor in enumerate(tensors):

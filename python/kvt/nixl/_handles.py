@@ -29,7 +29,7 @@ from ._errors import (
 )
 from ._log import logger
 from ._peers import Peer
-from ._runs import Words
+from ._runs import Facts, Lengths, Words
 
 _numbers = itertools.count(1)
 
@@ -63,34 +63,36 @@ class Layout:
     """A list that kvt has prepared, of this side or of a peer."""
 
     def __init__(
-        self, core: kvt.Transport, peer: Peer | None, runs: Words, kind: int
+        self,
+        core: kvt.Transport,
+        peer: Peer | None,
+        runs: Words,
+        kind: int,
+        known: Facts,
     ) -> None:
         self.core = core
         self.peer = peer  # None: this side
         self.number = next(_numbers)
-        self.count = int(_runs.positions(runs)[-1])
-        self.length = _runs.uniform_length(runs)
-        self.runs = runs if self.length is None else None
-        self.ident = self._prepare(runs, kind)
+        self.count = known.blocks
+        self.lengths = Lengths(runs, known)
+        self.ident = self._prepare(runs, kind, known)
 
-    def _prepare(self, runs: Words, kind: int) -> int:
+    def _prepare(self, runs: Words, kind: int, known: Facts) -> int:
         side = kvt.SELF if self.peer is None else self.peer.ident
         name = f"nixl-{self.number}"
         try:
-            return self.core.prepare(name, _runs.for_kvt(runs, kind), side)
+            return self.core.prepare(
+                name, _runs.for_kvt(runs, kind, known), side
+            )
         except kvt.OutOfRange:
             # Blocks at equal distances, each in a region of its own, are no
             # run: what lies between them is not registered.
             apart = _runs.without_gaps(runs)
             if len(apart) == len(runs):
                 raise
-            return self.core.prepare(name, _runs.for_kvt(apart, kind), side)
-
-    def lengths(self, indices: Any) -> Any:
-        """One number for all blocks, or an array of them."""
-        if self.runs is None:
-            return self.length
-        return _runs.lengths_at(self.runs, indices)
+            return self.core.prepare(
+                name, _runs.for_kvt(apart, kind, known), side
+            )
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # gone with its peer, or closed

@@ -45,7 +45,7 @@ class Peers:
             peer = self._table.get(name)
             if peer is not None and self._update(peer, life, metadata):
                 return life.name
-            if not life.incarnation and not life.connections:
+            if not life.connections:
                 raise nixlNotFoundError(
                     f"agent {name!r} is not loaded, and this metadata does not "
                     "say where to connect"
@@ -62,8 +62,8 @@ class Peers:
         if not peer.loaded(self._core) or not peer.life.is_same(life):
             return False
         newer = metadata
-        if not life.incarnation:
-            newer = _joined(peer.metadata, metadata)
+        if life.is_part:
+            newer = _blob.joined(peer.metadata, metadata)
         if newer == peer.metadata:
             return True
         try:
@@ -79,12 +79,3 @@ class Peers:
         if peer is not None:
             peer.gone = True
             self._core.remove_peer(peer.ident)
-
-
-def _joined(known: bytes, more: bytes) -> bytes:
-    """NIXL adds what it learns of an agent to what it knows."""
-    before, after = _blob.parse(known), _blob.parse(more)
-    if before is None or after is None:
-        return more
-    both = before.joined(after)
-    return known if both == before else both.to_bytes()

@@ -1,98 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of descriptors, and the runs that they are.
 
-A row is (address, length, device). A run is (address, length, device, stride,
-count): `count` blocks, `stride` from start to start. Lists of a KV cache are
+A row is (address, length, device). A run is (address, length, stride, count,
+device): `count` blocks, `stride` from start to start. Lists of a KV cache are
 millions of rows and a handful of runs, so runs are what is kept. Both are
-arrays of uint64, since addresses may have the highest bit set.
+arrays of uint64, since addresses may have the highest bit set; nothing is
+written into one that is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+import kvt
+from kvt import _kvt
+
 Words: TypeAlias = npt.NDArray[np.uint64]
 
-ADDR, LENGTH, DEVICE, STRIDE, COUNT = range(5)
+ADDR, LENGTH, STRIDE, COUNT, DEVICE = range(5)
+
+_ROW = (ADDR, LENGTH, DEVICE)
+
+_RUN = np.dtype(
+    [
+        ("addr", np.uint64),
+        ("block_bytes", np.uint64),
+        ("stride_bytes", np.uint64),
+        ("count", np.uint64),
+        ("kind", np.uint32),
+        ("device", np.uint32),
+    ]
+)
+"""struct kvt_run, which prepare() reads where it lies. A run of host memory is
+one as it is: its device, 0, takes the place of kind and device."""
 
 NO_RUNS: Words = np.empty((0, 5), dtype=np.uint64)
 
-_FEW = 8
-"""Rows that are not worth a search for runs: it costs more than they do."""
 
-_GAPS_MIN = 2
-"""Equal distances in a row that make a run of blocks with gaps between them.
-One is nothing: any two blocks have a distance, and if it leaves a region the
-run cannot be prepared."""
+def rows_of(descs: Iterable[tuple[Any, ...]]) -> Words:
+    """Three-element tuples of ints as rows; ValueError for other ones."""
+    if not isinstance(descs, list):
+        descs = list(descs)
+    rows = np.empty((len(descs), 3), dtype=np.uint64)
+    _kvt._desc_rows(descs, rows)
+    return rows
 
 
 def from_rows(rows: Words) -> Words:
     """The runs of N x 3 rows, in order: block i of the runs is row i."""
-    count = len(rows)
-    if count < _FEW:
-        return _single(rows, slice(None))
-    distance = rows[1:, ADDR] - rows[:-1, ADDR]  # wraps for one that goes back
-    length = rows[:-1, LENGTH]
-    link = (
-        (distance >= length)
-        & (distance < np.uint64(1 << 62))
-        & (length != 0)
-        & (length == rows[1:, LENGTH])
-        & (rows[:-1, DEVICE] == rows[1:, DEVICE])
-    )
-    # Groups of links with the same distance; link i joins rows i and i + 1.
-    new = np.ones(count - 1, dtype=bool)
-    np.not_equal(distance[1:], distance[:-1], out=new[1:])
-    new[1:] |= ~(link[1:] & link[:-1])
-    first = np.flatnonzero(new)
-    size = np.diff(first, append=count - 1)
-    dense = distance[first] == length[first]
-    strong = link[first] & (dense | (size >= _GAPS_MIN))
-    if not strong.any():
-        return _single(rows, slice(None))
-    # A row between two groups belongs to the second of them.
-    ends = first + size + 1
-    return _gather(rows, distance, first[strong], ends[strong])
-
-
-def _gather(
-    rows: Words,
-    distance: Words,
-    starts: npt.NDArray[Any],
-    ends: npt.NDArray[Any],
-) -> Words:
-    """Runs over rows starts[i] to ends[i], and one for each row between."""
-    steps = np.zeros(len(rows) + 1, dtype=np.int8)
-    steps[starts] = 1
-    steps[ends] -= 1
-    is_head = np.cumsum(steps[:-1], dtype=np.int8) == 0
-    is_head[starts] = True
-    heads = np.flatnonzero(is_head)
-    counts = np.diff(heads, append=len(rows))
-    runs = _single(rows, heads)
-    long = np.flatnonzero(counts > 1)
-    runs[long, STRIDE] = distance[heads[long]]
-    runs[:, COUNT] = counts
+    runs = np.empty((_kvt._desc_runs(rows, None), 5), dtype=np.uint64)
+    if _kvt._desc_runs(rows, runs) != len(runs):
+        raise ValueError("the descriptors were changed during the call")
+    runs.flags.writeable = False
     return runs
 
 
-def _single(rows: Words, which: npt.NDArray[Any] | slice) -> Words:
-    chosen = rows[which]
-    runs = np.empty((len(chosen), 5), dtype=np.uint64)
-    runs[:, :3] = chosen
-    runs[:, STRIDE] = runs[:, LENGTH]
-    runs[:, COUNT] = 1
+def from_strided(descs: Words) -> Words:
+    """The same of NIXL's N x 5: (address, length, device, stride, count)."""
+    runs = np.ascontiguousarray(descs[:, (0, 1, 3, 4, 2)])
+    runs.flags.writeable = False
     return runs
 
 
 def to_rows(runs: Words) -> Words:
     """The rows of runs, one a block."""
     counts = runs[:, COUNT].astype(np.intp)
-    rows = np.repeat(runs[:, :3], counts, axis=0)
+    rows = np.repeat(runs[:, _ROW], counts, axis=0)
     inside = np.arange(len(rows), dtype=np.uint64)
     inside -= np.repeat(positions(runs)[:-1], counts).astype(np.uint64)
     rows[:, ADDR] += inside * np.repeat(runs[:, STRIDE], counts)
@@ -106,8 +83,11 @@ def without_gaps(runs: Words) -> Words:
     at = 0
     for i in np.flatnonzero(gaps).tolist():
         pieces.append(runs[at:i])
-        rows = to_rows(runs[i : i + 1])
-        pieces.append(_single(rows, slice(None)))
+        apart = np.repeat(runs[i : i + 1], int(runs[i, COUNT]), axis=0)
+        apart[:, ADDR] = to_rows(runs[i : i + 1])[:, ADDR]
+        apart[:, STRIDE] = apart[:, LENGTH]
+        apart[:, COUNT] = 1
+        pieces.append(apart)
         at = i + 1
     pieces.append(runs[at:])
     return np.concatenate(pieces)
@@ -115,20 +95,42 @@ def without_gaps(runs: Words) -> Words:
 
 def positions(runs: Words) -> npt.NDArray[np.intp]:
     """The index of each run's first block, and the number of all blocks."""
-    return np.concatenate([[0], np.cumsum(runs[:, COUNT].astype(np.intp))])
+    made = np.zeros(len(runs) + 1, dtype=np.intp)
+    np.cumsum(runs[:, COUNT].astype(np.intp), out=made[1:])
+    return made
 
 
-def uniform_length(runs: Words) -> int | None:
-    """The length that all blocks have, or None."""
-    if len(runs) == 0 or (runs[:, LENGTH] != runs[0, LENGTH]).any():
-        return None
-    return int(runs[0, LENGTH])
+class Facts(NamedTuple):
+    """What there is to know of runs as a whole."""
+
+    blocks: int  # how many
+    length: int | None  # that all blocks have
+    devices: bool  # any that is not 0
 
 
-def lengths_at(runs: Words, indices: npt.NDArray[Any]) -> Words:
-    """The lengths of the blocks with these indices."""
-    which = np.searchsorted(positions(runs)[1:], indices, side="right")
-    return np.asarray(runs[which, LENGTH])
+def facts(runs: Words) -> Facts:
+    return Facts(*_kvt._desc_facts(runs))
+
+
+def total(runs: Words) -> int:
+    """The number of all blocks."""
+    return int(runs[:, COUNT].sum())
+
+
+class Lengths:
+    """The lengths of a list's blocks: one for all, or found by index."""
+
+    def __init__(self, runs: Words, known: Facts) -> None:
+        self._one = known.length
+        if self._one is None:
+            self._each = runs[:, LENGTH].copy()
+            self._ends = positions(runs)[1:]
+
+    def at(self, indices: npt.NDArray[Any]) -> Any:
+        """One number, or an array of them."""
+        if self._one is not None:
+            return self._one
+        return self._each[np.searchsorted(self._ends, indices, side="right")]
 
 
 def expanded_lengths(runs: Words) -> Words:
@@ -136,16 +138,15 @@ def expanded_lengths(runs: Words) -> Words:
     return np.repeat(runs[:, LENGTH], runs[:, COUNT].astype(np.intp))
 
 
-def for_kvt(runs: Words, kind: int) -> Iterator[tuple[int, ...]]:
-    """The tuples that prepare() takes. Short ones where they say it all: a
-    scattered list has one for each block."""
-    columns = [runs[:, i].tolist() for i in (ADDR, LENGTH, COUNT)]
-    plain = kind == 0 and not runs[:, DEVICE].any()
-    if plain and (runs[:, STRIDE] == runs[:, LENGTH]).all():
-        return zip(*columns, strict=True)
-    columns += [
-        runs[:, STRIDE].tolist(),
-        [kind] * len(runs),
-        runs[:, DEVICE].tolist(),
-    ]
-    return zip(*columns, strict=True)
+def for_kvt(runs: Words, kind: int, known: Facts) -> npt.NDArray[Any]:
+    """What prepare() takes."""
+    if kind != 0 or known.devices:
+        devices = runs[:, DEVICE]
+        if (devices > np.uint64(0xFFFFFFFF)).any():
+            raise kvt.OutOfRange("a device must be below 2**32")
+        made = runs.copy().view(_RUN)
+        made["kind"] = kind
+        made["device"][:, 0] = devices
+        runs = made.view(np.uint64)
+        runs.flags.writeable = False
+    return runs.view(_RUN)[:, 0]

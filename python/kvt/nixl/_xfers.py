@@ -32,7 +32,7 @@ from ._handles import (
 )
 from ._notes import message
 from ._peers import Peer
-from ._runs import Words
+from ._runs import Facts, Words
 
 _THIS_SIDE = ("", "NIXL_INIT_AGENT", b"", b"NIXL_INIT_AGENT")
 
@@ -125,7 +125,8 @@ class Xfers:
             raise nixlInvalidParamError(
                 f"{len(ours)} local indices, {len(theirs)} remote ones"
             )
-        if np.any(local.lengths(ours) != remote.lengths(theirs)):
+        wrong = local.lengths.at(ours) != remote.lengths.at(theirs)
+        if wrong if isinstance(wrong, bool) else wrong.any():
             raise nixlInvalidParamError("two blocks have different lengths")
         return self._made(read, local, ours, remote, theirs, notif_msg)
 
@@ -175,9 +176,9 @@ class Xfers:
         peer = self._peer(remote_agent)
         ours, local_kind = _listed(local_descs, None, self.nixl_mems)
         theirs, remote_kind = _listed(remote_descs, None, self.nixl_mems)
-        ours, theirs = _paired(ours, theirs)
-        local = _layout(core, None, ours, local_kind)
-        remote = _layout(core, peer, theirs, remote_kind)
+        ours, theirs, known = _paired(ours, theirs)
+        local = _layout(core, None, ours, local_kind, known[0])
+        remote = _layout(core, peer, theirs, remote_kind, known[1])
         every = range(local.count)
         return self._made(read, local, every, remote, every, notif_msg)
 
@@ -222,9 +223,9 @@ def _listed(
         if mem_type is None:
             raise ValueError("name the mem_type of strided descriptors")
         memory = kinds[mem_type]
-        runs = _checked_runs(rows_of_array(descs, 5).copy())
+        runs = _checked_runs(_runs.from_strided(rows_of_array(descs, 5)))
     else:
-        made = _forms.xfer_descs(descs, mem_type, kinds)
+        made = _forms.list_of(nixlXferDList, descs, mem_type, kinds)
         if made is None:
             raise TypeError(
                 f"no descriptors can be made of a {type(descs).__name__} with "
@@ -258,28 +259,33 @@ def _kind(memory: nixl_mem_t) -> int:
 
 
 def _layout(
-    core: kvt.Transport, peer: Peer | None, runs: Words, kind: int
+    core: kvt.Transport,
+    peer: Peer | None,
+    runs: Words,
+    kind: int,
+    known: Facts | None = None,
 ) -> Layout:
     with translated():
         try:
-            return Layout(core, peer, runs, kind)
+            return Layout(core, peer, runs, kind, known or _runs.facts(runs))
         except kvt.OutOfRange as error:
             raise nixlNotFoundError(str(error)) from error
 
 
-def _paired(ours: Words, theirs: Words) -> tuple[Words, Words]:
+def _paired(
+    ours: Words, theirs: Words
+) -> tuple[Words, Words, tuple[Facts, Facts]]:
     """Checks that the lists go together, and leaves out what has no length."""
-    count = int(_runs.positions(ours)[-1])
-    if count != int(_runs.positions(theirs)[-1]):
+    known = _runs.facts(ours), _runs.facts(theirs)
+    (count, length, _), (there, other, _) = known
+    if count != there:
         raise nixlInvalidParamError(
-            f"{count} local descriptors, "
-            f"{int(_runs.positions(theirs)[-1])} remote ones"
+            f"{count} local descriptors, {there} remote ones"
         )
-    length = _runs.uniform_length(ours)
-    if length is not None and length == _runs.uniform_length(theirs):
+    if length is not None and length == other:
         if length == 0:
             raise nixlInvalidParamError("the descriptors have no length")
-        return ours, theirs
+        return ours, theirs, known
     same = _runs.expanded_lengths(ours) == _runs.expanded_lengths(theirs)
     if not same.all():
         where = int(np.flatnonzero(~same)[0])
@@ -290,7 +296,7 @@ def _paired(ours: Words, theirs: Words) -> tuple[Words, Words]:
     theirs = theirs[theirs[:, _runs.LENGTH] != 0]
     if len(ours) == 0:
         raise nixlInvalidParamError("the descriptors have no length")
-    return ours, theirs
+    return ours, theirs, (_runs.facts(ours), _runs.facts(theirs))
 
 
 def _prepared(handle: nixl_prepped_dlist_handle) -> Layout:
