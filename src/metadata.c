@@ -4,7 +4,8 @@
  *
  *   prefix   the engine library's own, may be empty
  *   section  fields: u16 tag, u32 length, bytes. Unknown tags are skipped, so
- *            that a newer writer can add some; known ones come once
+ *            that a newer writer can add some; known ones come once. From 256
+ *            on they are the callers': kvt.nixl marks what is a part with 256
  *   footer   u32 section length, u32 format version, u64 XXH3 of everything
  *            before it, 8 bytes of magic
  *

@@ -306,6 +306,11 @@ class nixl_xfer_handle:
             self._released = True
             return
         if isinstance(self._answer, Exception):
+            if not self._is_over():
+                raise nixlRepostActiveError(
+                    "the transfer failed, and what was posted of it may still "
+                    "move; release it again"
+                )
             self._core().cancel(self._xfer)
         elif self._xfer != 0 and not self._stop(_CANCEL_WAIT_S):
             raise nixlRepostActiveError(
@@ -314,6 +319,17 @@ class nixl_xfer_handle:
         self._released = True
         self._forget()
         self._layouts = None
+
+    def _is_over(self) -> bool:
+        """Of one that failed: whether its end is proven, or given up after the
+        grace time. vLLM takes a release for the proof that its blocks are
+        free."""
+        if self._xfer == 0:
+            return True
+        try:
+            return bool(self._core().status(self._xfer).finished)
+        except kvt.Error:
+            return True  # known no more
 
     def _stop(self, longest_s: float) -> bool:
         """Posts nothing more of it; whether all of it is final."""
