@@ -88,6 +88,26 @@ static struct kvti_name **bucket(const struct kvti_names *names, uint64_t hash)
     return &names->buckets[hash & (names->bucket_count - 1)];
 }
 
+/* From the last to the first: of equal names the newest stays in front. */
+static void move_chain(struct kvti_names *names, struct kvti_name *name)
+{
+    struct kvti_name *last = NULL;
+
+    while (name != NULL) {
+        struct kvti_name *next = name->next;
+
+        name->next = last;
+        last = name;
+        name = next;
+    }
+    while (last != NULL) {
+        struct kvti_name *next = last->next;
+
+        kvti_names_add(names, last);
+        last = next;
+    }
+}
+
 int kvti_names_reserve(struct kvti_names *names)
 {
     struct kvti_names bigger = {0};
@@ -103,14 +123,7 @@ int kvti_names_reserve(struct kvti_names *names)
         return KVT_ENOMEM;
     }
     for (size_t i = 0; i < names->bucket_count; i++) {
-        struct kvti_name *name = names->buckets[i];
-
-        while (name != NULL) {
-            struct kvti_name *next = name->next;
-
-            kvti_names_add(&bigger, name);
-            name = next;
-        }
+        move_chain(&bigger, names->buckets[i]);
     }
     free(names->buckets);
     *names = bigger;

@@ -60,6 +60,7 @@ void kvti_name_fini(struct kvti_name *name);
  * without kvti_name_fini(). */
 void kvti_name_borrow(struct kvti_name *name, uint64_t side, char *text);
 void kvti_names_add(struct kvti_names *names, struct kvti_name *name);
+/* Of equal ones the last that was added. */
 struct kvti_name *kvti_names_find(const struct kvti_names *names, uint64_t side,
                                   const char *text);
 /* Harmless when the name is not in the table. */

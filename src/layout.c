@@ -70,11 +70,9 @@ static int check_inside(const struct kvt_run *run, size_t at,
     return KVT_OK;
 }
 
-static int check_runs(const struct kvt_run *runs, size_t count,
-                      const struct kvti_regions *regions, struct kvt_error *err)
+static int check_count(const struct kvt_run *runs, size_t count,
+                       struct kvt_error *err)
 {
-    uint64_t blocks = 0;
-
     if (runs == NULL || count == 0) {
         return kvti_fail(err, KVT_EINVAL, "a layout needs at least one run");
     }
@@ -83,6 +81,14 @@ static int check_runs(const struct kvt_run *runs, size_t count,
                          "a layout can have %" PRIu32 " runs, not %zu",
                          UINT32_MAX, count);
     }
+    return KVT_OK;
+}
+
+static int check_runs(const struct kvt_run *runs, size_t count,
+                      const struct kvti_regions *regions, struct kvt_error *err)
+{
+    uint64_t blocks = 0;
+
     for (size_t i = 0; i < count; i++) {
         int code = check_shape(&runs[i], i, err);
 
@@ -187,7 +193,7 @@ int kvti_layout_new(const struct kvt_run *runs, size_t count,
     struct kvti_layout *layout;
     uint64_t *first;
     uint32_t *class;
-    int code = check_runs(runs, count, regions, err);
+    int code = check_count(runs, count, err);
 
     if (code != KVT_OK) {
         return code;
@@ -202,6 +208,12 @@ int kvti_layout_new(const struct kvt_run *runs, size_t count,
     atomic_init(&layout->refs, 1);
     layout->run_count = (uint32_t)count;
     memcpy(layout->runs, runs, count * sizeof *runs);
+    /* The copy: another thread may change the caller's. */
+    code = check_runs(layout->runs, count, regions, err);
+    if (code != KVT_OK) {
+        free(layout);
+        return code;
+    }
     first = (uint64_t *)(void *)&layout->runs[count];
     class = (uint32_t *)(void *)&first[count + 1];
     layout->first = first;

@@ -89,6 +89,17 @@ int kvti_payload_blocks(struct kvti_layout *local,
                         const struct kvt_indices *peer_indices,
                         struct kvti_payload *ret, struct kvt_error *err);
 
+/* Copies of a few indices, for who must not touch the caller's memory later. */
+#define KVTI_FEW_INDICES 16
+
+struct kvti_few {
+    struct kvt_indices indices; /* in data */
+    uint64_t data[KVTI_FEW_INDICES];
+};
+
+/* False where they are not few, or not right: kvti_payload_blocks() says why. */
+bool kvti_few_indices(const struct kvt_indices *from, struct kvti_few *ret);
+
 /* The same for pieces; addresses are checked for wrapping here, for being
  * registered by the caller (kvti_regions_cover). Zero lengths are dropped. */
 int kvti_payload_pieces(const struct kvt_copy *copies, size_t count,

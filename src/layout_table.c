@@ -146,6 +146,9 @@ static int prepare_locked(struct kvt_transport *t, kvt_peer side,
     if (code == KVT_OK) {
         code = kvti_layout_new(runs, count, regions, &entry->layout, err);
     }
+    if (code == KVT_OK) { /* again, of the copy: the caller's may change */
+        code = check_supported(t, entry->layout->runs, count, err);
+    }
     if (code == KVT_OK) {
         code = insert_locked(t, entry, old, err);
     }

@@ -113,6 +113,12 @@ static void convert_pairs(const struct kvt_indices *const indices[2],
     memcpy(ret_largest, largest, sizeof largest);
 }
 
+static size_t index_size(uint32_t type)
+{
+    return type == KVT_INDEX_U32 || type == KVT_INDEX_I32 ? sizeof(uint32_t)
+                                                          : sizeof(uint64_t);
+}
+
 static int check_indices(const struct kvt_indices *indices, enum kvti_side side,
                          struct kvt_error *err)
 {
@@ -128,15 +134,25 @@ static int check_indices(const struct kvt_indices *indices, enum kvti_side side,
                          "; use one of enum kvt_index_type",
                          side_names[side], indices->type);
     }
-    align = indices->type == KVT_INDEX_U32 || indices->type == KVT_INDEX_I32
-                ? sizeof(uint32_t)
-                : sizeof(uint64_t);
+    align = index_size(indices->type);
     if ((uintptr_t)indices->data % align != 0) {
         return kvti_fail(err, KVT_EINVAL,
                          "the %s indices are not aligned to %zu bytes",
                          side_names[side], align);
     }
     return KVT_OK;
+}
+
+bool kvti_few_indices(const struct kvt_indices *from, struct kvti_few *ret)
+{
+    if (check_indices(from, KVTI_LOCAL, NULL) != KVT_OK ||
+        from->count > KVTI_FEW_INDICES) {
+        return false;
+    }
+    ret->indices = *from;
+    ret->indices.data = ret->data;
+    memcpy(ret->data, from->data, (size_t)from->count * index_size(from->type));
+    return true;
 }
 
 static uint64_t index_at(const struct kvt_indices *indices, size_t at)

@@ -15,10 +15,6 @@
 #include "core.h"
 #include "cpu.h"
 
-/* So few are checked and copied with mu held: to give it up and take it again
- * costs more, also those who wait for it. */
-#define FEW_INDICES 16
-
 static int check_options(const struct kvt_transport *t,
                          const struct kvt_xfer_options *options,
                          struct kvt_error *err)
@@ -102,7 +98,7 @@ struct draft {
     kvt_peer peer;
     uint32_t op;
     const struct kvt_xfer_options *options;
-    const struct kvt_copy *pieces; /* to be covered by regions, or NULL */
+    const struct kvt_copy *pieces; /* as given, or NULL: blocks */
     size_t piece_count;
     kvt_layout local_id; /* 0 with pieces */
     kvt_layout peer_id;
@@ -143,6 +139,37 @@ static int check_piece_locked(const struct kvt_transport *t,
     return KVT_OK;
 }
 
+/* Where the caller has given the piece, for the error's text. */
+static size_t place_of(const struct draft *draft, const struct kvt_copy *piece)
+{
+    size_t at = 0;
+
+    while (at < draft->piece_count &&
+           (draft->pieces[at].local_addr != piece->local_addr ||
+            draft->pieces[at].peer_addr != piece->peer_addr ||
+            draft->pieces[at].length != piece->length)) {
+        at++;
+    }
+    return at;
+}
+
+/* The copies that will move: another thread may change the caller's. */
+static int check_pieces_locked(const struct kvt_transport *t,
+                               const struct kvti_peer *peer,
+                               const struct draft *draft, struct kvt_error *err)
+{
+    for (uint64_t i = 0; i < draft->payload.count; i++) {
+        const struct kvt_copy *piece = &draft->payload.of.pieces[i];
+        int code = check_piece_locked(t, peer, 0, piece, NULL);
+
+        if (code != KVT_OK) {
+            return check_piece_locked(t, peer, place_of(draft, piece), piece,
+                                      err);
+        }
+    }
+    return KVT_OK;
+}
+
 /* Whether what was checked without the lock still holds. */
 static int check_again_locked(struct kvt_transport *t,
                               const struct kvti_peer *peer,
@@ -150,8 +177,8 @@ static int check_again_locked(struct kvt_transport *t,
 {
     int code = KVT_OK;
 
-    for (size_t i = 0; i < draft->piece_count && code == KVT_OK; i++) {
-        code = check_piece_locked(t, peer, i, &draft->pieces[i], err);
+    if (draft->pieces != NULL) {
+        code = check_pieces_locked(t, peer, draft, err);
     }
     if (code == KVT_OK && draft->local_id != 0 &&
         (kvti_idmap_get(&t->layouts, draft->local_id) == NULL ||
@@ -346,18 +373,25 @@ static int submit_blocks(struct kvt_transport *t, struct draft *draft,
 {
     struct kvti_layout *local_layout = NULL;
     struct kvti_layout *peer_layout = NULL;
+    struct kvti_few ours;
+    struct kvti_few theirs;
+    /* To give mu up and take it again would cost more, also those who wait for
+     * it. Nobody's memory but ours is touched meanwhile. */
+    bool few = kvti_few_indices(local, &ours) &&
+               kvti_few_indices(remote, &theirs);
     int code = kvti_lock_open(t, err);
     bool held = code == KVT_OK;
 
     if (code == KVT_OK) {
         code = find_layouts_locked(t, draft, &local_layout, &peer_layout, err);
     }
-    if (held && !(local != NULL && local->count <= FEW_INDICES)) {
+    if (held && !few) {
         kvti_unlock(t);
         held = false;
     }
     if (code == KVT_OK) {
-        code = kvti_payload_blocks(local_layout, local, peer_layout, remote,
+        code = kvti_payload_blocks(local_layout, few ? &ours.indices : local,
+                                   peer_layout, few ? &theirs.indices : remote,
                                    &draft->payload, err);
     }
     if (code == KVT_OK && !held) {

@@ -708,7 +708,8 @@ KVT_API int kvt_notify(kvt_transport *t, kvt_peer peer, const void *bytes,
                        size_t length, struct kvt_error *err);
 
 struct kvt_notification {
-    kvt_peer peer; /* the added peer with this agent name, or 0 if none is */
+    kvt_peer peer; /* the one with this agent name, of several the one added or
+                    * reloaded last; 0: there is none */
     size_t length; /* bytes */
     char agent_name[KVT_NAME_MAX + 1]; /* the sender's */
 };

@@ -288,6 +288,12 @@ static bool may_release_failed(const struct kvti_nixl_config *config)
     /* As any reader (nixl_env.c). NOLINTNEXTLINE(concurrency-mt-unsafe) */
     bool may = getenv("NIXL_UCX_SGL_ENABLE") == NULL;
 
+    for (size_t i = 0; i < config->param_count; i++) {
+        /* Else NIXL shares each request out among its threads. */
+        may = may &&
+              (strcmp(config->params[i].key, SPLIT_KEY) != 0 ||
+               strtoul(config->params[i].value, NULL, 10) > config->descs_max);
+    }
     for (size_t i = 0; i < config->backend_count; i++) {
         kvti_assert(config->backends[i] != NULL);
         may = may && strcmp(config->backends[i], "UCX") == 0;

@@ -163,8 +163,8 @@ void kvti_nixl_poll_notes(struct kvti_nixl *engine)
         engine->note_agent = 0;
         engine->note_index = 0;
     }
-    engine->busy = true;
     engine->holding = !deliver_all(engine);
+    engine->busy |= !engine->unread;
     if (!engine->holding) {
         (void)api->notif_map_clear(delivered);
         engine->notes = engine->later;

@@ -17,7 +17,7 @@
  * A request is released to NIXL in three cases: it has status 0; its post was
  * refused before the backend; or NIXL failed it (a post or a status answered
  * with anything but "done" and "in progress"), it is a write, the peer's process
- * is dead, and UCX is the only backend. Releasing stops nothing and waits for
+ * was seen to die, on this host, and UCX is the only backend. Releasing stops nothing and waits for
  * nothing: NIXL deletes its own part, hands UCX's requests back, which UCX keeps
  * until they are over, and lets go of the connection. So while the peer lives
  * bytes go on landing, and to destroy the agent then can abort the process. All

@@ -102,12 +102,47 @@ static void names_are_found_by_side_and_text(void **state)
     free(all);
 }
 
+/* However far the table has grown. */
+static void of_equal_names_the_newest_is_found(void **state)
+{
+    enum { EQUAL = 3, OTHERS = 200 };
+    struct kvti_name others[OTHERS];
+    struct kvti_name equal[EQUAL];
+    struct kvti_names names = {0};
+    char text[] = "agent";
+
+    (void)state;
+    for (int i = 0; i < EQUAL; i++) {
+        assert_int_equal(kvti_names_reserve(&names), KVT_OK);
+        kvti_name_borrow(&equal[i], 0, text);
+        kvti_names_add(&names, &equal[i]);
+    }
+    for (int i = 0; i < OTHERS; i++) {
+        char other[32];
+
+        (void)snprintf(other, sizeof other, "other %d", i);
+        assert_int_equal(kvti_names_reserve(&names), KVT_OK);
+        assert_int_equal(kvti_name_init(&others[i], 0, other), KVT_OK);
+        kvti_names_add(&names, &others[i]);
+        assert_ptr_equal(kvti_names_find(&names, 0, text), &equal[EQUAL - 1]);
+    }
+    for (int i = EQUAL - 1; i > 0; i--) {
+        kvti_names_remove(&names, &equal[i]);
+        assert_ptr_equal(kvti_names_find(&names, 0, text), &equal[i - 1]);
+    }
+    kvti_names_fini(&names);
+    for (int i = 0; i < OTHERS; i++) {
+        kvti_name_fini(&others[i]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_stale_id_never_finds_the_next_owner),
         cmocka_unit_test(ids_that_were_never_given_find_nothing),
         cmocka_unit_test(names_are_found_by_side_and_text),
+        cmocka_unit_test(of_equal_names_the_newest_is_found),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL) == 0 ? 0 : 1;

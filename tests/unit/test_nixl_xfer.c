@@ -538,6 +538,7 @@ static void check_kept(const struct kvt_options *options)
 static void other_backends_get_no_failed_request_back(void **state)
 {
     static const char *const backends[] = {"UCX", "LIBFABRIC"};
+    static const struct kvt_param spread[] = {{"UCX", "split_batch_size", "1"}};
     struct kvt_options options = options_of();
 
     (void)state;
@@ -546,6 +547,10 @@ static void other_backends_get_no_failed_request_back(void **state)
     assert_int_equal(unsetenv("NIXL_UCX_SGL_ENABLE"), 0);
     options.backends = backends;
     options.backend_count = 2;
+    check_kept(&options);
+    options = options_of();
+    options.params = spread;
+    options.param_count = 1;
     check_kept(&options);
 }
 
