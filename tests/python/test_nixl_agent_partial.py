@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import kvt.nixl as nixl
+from kvt import _kvt
 from kvt.nixl import _blob, _trailer
 from nixl_agent_support.nodes import Stage, pattern
 from stage import Raised, until
@@ -159,6 +160,57 @@ def test_of_memory_that_is_registered_anew_the_later_word_counts() -> None:
     assert both is not None and both.regions == new.regions
 
 
+ROW = (4096, 64, 0)
+ADDRESS = [(b"UCX", b"address")]
+
+
+def blob(key: bytes, *others: bytes) -> Any:
+    """NIXL's part, with one registration that others may know by this key."""
+    descs = [_blob._ROW.pack(*ROW) + key, *others]
+    return _blob.Blob(b"agent", ADDRESS, [_blob.Section(b"UCX", 0, descs)])
+
+
+def test_nixls_own_key_of_memory_is_the_later_one_too() -> None:
+    """Else NIXL keeps a key that the peer's NIC knows no more."""
+    other = _blob._ROW.pack(64, 64, 0) + b"other"
+    last = _blob._ROW.pack(128, 64, 0) + b"last"
+    old, new = blob(b"old", other), blob(b"new", last)
+    both = _blob.parse(_blob.joined(old.to_bytes(), new.to_bytes()))
+    assert both == blob(b"new", other, last)
+    ours = trailer(ROW[:2])
+    known, more = (ours.behind(each.to_bytes()) for each in (old, new))
+    assert _blob.parse(_blob.joined(known, more)) == both
+    assert _blob.joined(known, ours.behind(old.to_bytes())) == known
+    assert _blob.joined(old.to_bytes(), old.to_bytes()) == old.to_bytes()
+
+
+def test_kvts_part_is_not_lost_by_a_part_without() -> None:
+    known = trailer(ROW[:2]).behind(blob(b"key").to_bytes())
+    bare = blob(b"key")._replace(connections=[]).to_bytes()
+    with pytest.raises(nixl.nixlMismatchError, match="get it from the agent"):
+        _blob.joined(known, bare)
+
+
+def test_a_part_of_another_engine_is_refused() -> None:
+    ours = trailer((64, 8))
+    other = ours._replace(fields={**ours.fields, 2: b"another"})
+    with pytest.raises(nixl.nixlMismatchError, match="another engine"):
+        _blob.joined(ours.behind(b""), other.behind(b""))
+
+
+@pytest.mark.parametrize("what", [None, [], [(4096, 64, 0, "")]])
+def test_a_part_is_asked_for_with_a_list_for_registration(
+    what: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVT_ENGINE", "local")
+    agent = nixl.nixl_agent("agent")
+    with pytest.raises(TypeError, match="nixlRegDList"):
+        agent.get_partial_agent_metadata(what)
+    descs = agent.get_xfer_descs([(4096, 64, 0)], "DRAM")
+    with pytest.raises(TypeError, match="nixlRegDList"):
+        agent.get_partial_agent_metadata(descs)
+
+
 def test_every_flipped_bit_is_seen() -> None:
     good = trailer((64, 8), (128, 8)).behind(b"")
     for at in range(8 * len(good)):
@@ -170,8 +222,34 @@ def test_every_flipped_bit_is_seen() -> None:
 
 def test_what_has_a_right_checksum_and_no_sense_is_refused() -> None:
     good = trailer((64, 8))
-    lost = good._replace(fields={2: b"local"})
     cut = [good.regions[0]._replace(record=good.regions[0].record[:-1])]
-    for bad in (lost, good._replace(regions=cut)):
+    wrong = [good._replace(regions=cut)]
+    for tag in (1, 2, 3):
+        left = {key: text for key, text in good.fields.items() if key != tag}
+        wrong.append(good._replace(fields=left))
+    for incarnation in (b"", b"i" * 15, b"i" * 17):
+        fields = {**good.fields, 3: incarnation}
+        wrong.append(good._replace(fields=fields))
+    for bad in wrong:
         with pytest.raises(nixl.nixlMismatchError):
             _blob.life_of(bad.behind(b""))
+
+
+def test_a_section_without_regions_or_with_a_tag_twice_is_refused() -> None:
+    good = trailer((64, 8)).behind(b"")
+    foot = len(good) - _trailer._HEAD.size - _trailer._TAIL.size
+    fields = _trailer._fields(good[:foot])
+
+    def made(*tags: int) -> bytes:
+        section = b"".join(
+            _trailer._FIELD.pack(tag, len(fields[tag])) + fields[tag]
+            for tag in tags
+        )
+        data = section + _trailer._HEAD.pack(len(section), _trailer._VERSION)
+        data += _trailer._TAIL.pack(_kvt._checksum(data), _trailer._MAGIC)
+        return data
+
+    assert made(1, 2, 3, 4, 5) == good
+    for tags in ((1, 2, 3, 4), (1, 1, 2, 3, 4, 5), (1, 2, 3, 4, 5, 5)):
+        with pytest.raises(nixl.nixlMismatchError):
+            _blob.life_of(made(*tags))

@@ -329,6 +329,7 @@ class nixl_agent(Notes, Xfers):
         """Metadata with these registrations only, and with the connections
         (also for an empty list) or without: for peers that have them."""
         core = self._only(backends)
+        descs = _list_of(descs, nixlRegDList)
         self._used = True
         with translated():
             whole = core.metadata()

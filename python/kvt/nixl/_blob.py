@@ -101,17 +101,17 @@ class Blob(NamedTuple):
         return Blob(self.name, self.connections if connect else [], sections)
 
     def joined(self, more: Blob) -> Blob:
-        """What both say of an agent."""
+        """What both say of an agent; of a registration the later one, since
+        memory that is registered anew has another key."""
         sections = [
             Section(s.backend, s.kind, [*s.descs]) for s in self.sections
         ]
         for section in more.sections:
             for ours in sections:
                 if ours[:2] == section[:2]:
-                    known = {desc[:_ROW_BYTES] for desc in ours.descs}
-                    ours.descs.extend(
-                        d for d in section.descs if d[:_ROW_BYTES] not in known
-                    )
+                    merged = {desc[:_ROW_BYTES]: desc for desc in ours.descs}
+                    merged.update((d[:_ROW_BYTES], d) for d in section.descs)
+                    ours.descs[:] = merged.values()
                     break
             else:
                 sections.append(section)
@@ -200,11 +200,17 @@ def joined(known: bytes, more: bytes) -> bytes:
     """NIXL adds what it learns of an agent to what it knows."""
     before, after = parse(known), parse(more)
     ours, theirs = _trailer.read(known), _trailer.read(more)
+    if ours is not None and theirs is None:
+        # Joined, they would be a plain agent's: of no known process.
+        raise nixlMismatchError(
+            "the agent's metadata had kvt's part, and this has none: get it "
+            "from the agent again"
+        )
     prefix = b""
     if before is not None and after is not None:
         both = before.joined(after)
         prefix = both.to_bytes()
-        if both == before and theirs is None:
+        if both == before and ours is None:
             return known
     elif before is not None or after is not None:
         return more  # of another engine: nothing of the old one is left

@@ -20,7 +20,9 @@ _HEAD = struct.Struct("<II")
 _TAIL = struct.Struct("<Q8s")
 _VERSION = 1
 _FIELD = struct.Struct("<HI")
-_AGENT_NAME, _INCARNATION, _LOCAL, _REGIONS = 1, 3, 4, 5
+_AGENT_NAME, _ENGINE, _INCARNATION, _LOCAL, _REGIONS = range(1, 6)
+_REQUIRED = {_AGENT_NAME, _ENGINE, _INCARNATION, _REGIONS}
+_INCARNATION_BYTES = 16
 _PART = 256
 """Not the library's, which skips it: these are some of the agent's regions."""
 
@@ -85,6 +87,8 @@ class Trailer(NamedTuple):
 
     def joined(self, more: Trailer) -> Trailer:
         """What both say of an agent; of a region the later one."""
+        if self.fields[_ENGINE] != more.fields[_ENGINE]:
+            raise nixlMismatchError("the metadata is of another engine")
         known = {region[:4]: region for region in self.regions}
         known.update((region[:4], region) for region in more.regions)
         fields = dict(self.fields)
@@ -122,18 +126,23 @@ def read(metadata: bytes) -> Trailer | None:
     if version != _VERSION:
         raise nixlMismatchError(f"the metadata has kvt's format {version}")
     fields = _fields(metadata[foot - length : foot])
-    regions = fields.pop(_REGIONS, b"")
-    if _AGENT_NAME not in fields or _INCARNATION not in fields:
+    if (
+        not fields.keys() >= _REQUIRED
+        or len(fields[_INCARNATION]) != _INCARNATION_BYTES
+    ):
         raise nixlMismatchError("the metadata is damaged")
+    regions = fields.pop(_REGIONS)
     return Trailer(fields, _regions(regions))
 
 
 def _fields(section: bytes) -> dict[int, bytes]:
-    found = {}
+    found: dict[int, bytes] = {}
     at = 0
     while at + _FIELD.size <= len(section):
         tag, size = _FIELD.unpack_from(section, at)
         at += _FIELD.size
+        if tag in found and _AGENT_NAME <= tag <= _REGIONS:
+            raise nixlMismatchError("the metadata is damaged")
         found[tag] = section[at : at + size]
         at += size
     if at != len(section):
