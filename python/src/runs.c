@@ -5,8 +5,8 @@
  * A list without regularity has a run for each block, up to millions of them.
  * So buffers are read once, and without the GIL if they are large: whoever
  * writes into one meanwhile gets runs of old and new numbers, which the library
- * checks like any others. It must not see them change, since it looks at them
- * more than once: kvt_run is taken as it lies only where nobody can write.
+ * checks like any others. It copies them before it looks, so kvt_run is taken
+ * as it lies.
  */
 #include "kvtpy.h"
 
@@ -177,6 +177,28 @@ static bool is_run_format(const char *format)
     return fields[found] == '\0' && format[1] == '\0';
 }
 
+/* kvt.Run has the count before the stride, and C after it: numbers under the
+ * names of the one would be taken for the other's. */
+static bool is_in_order_of_tuples(const char *format)
+{
+    size_t found = 0;
+
+    for (format += 2; *format != '}'; format++) {
+        const char *name = format + 1;
+
+        if (*format == ':') {
+            format = strchr(name, ':');
+            if ((found == 3 && strncmp(name, "count:", 6) == 0) ||
+                (found == 4 && strncmp(name, "stride", 6) == 0)) {
+                return true;
+            }
+        } else if (*format == 'Q' || *format == 'L' || *format == 'I') {
+            found++;
+        }
+    }
+    return false;
+}
+
 static bool holds_runs(const Py_buffer *view)
 {
     return view->ndim == 1 && view->format != NULL &&
@@ -199,7 +221,14 @@ static int from_structs(struct kvtpy_runs *ret)
     const Py_buffer *view = &ret->view;
     struct kvt_run *room;
 
-    if (view->readonly && kvtpy_stride(view, 0) == view->itemsize &&
+    if (is_in_order_of_tuples(view->format)) {
+        (void)kvtpy_raise_text(KVT_EINVAL,
+                               "the fields of runs in a buffer must be in the "
+                               "order of struct kvt_run: stride_bytes, then "
+                               "count");
+        return -1;
+    }
+    if (kvtpy_stride(view, 0) == view->itemsize &&
         (uintptr_t)view->buf % _Alignof(struct kvt_run) == 0) {
         ret->data = view->buf;
         ret->count = (size_t)view->shape[0];

@@ -216,6 +216,27 @@ def test_other_buffers_are_refused(
         local_pair.source.find_layout("x")
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["addr", "block_bytes", "count", "stride_bytes", "kind", "device"],
+        ["a", "b", "count", "d", "e", "f"],
+        ["a", "b", "c", "stride", "e", "f"],
+    ],
+)
+def test_fields_in_the_order_of_tuples_are_not_taken_for_cs(
+    local_pair: Pair, names: list[str]
+) -> None:
+    kinds = [np.uint64] * 4 + [np.uint32] * 2
+    row = (local_pair.source_addr, BLOCK, BLOCK, 1, 0, 0)
+    runs = np.array([row], dtype=list(zip(names, kinds, strict=True)))
+    with pytest.raises(kvt.InvalidArgument, match="stride_bytes, then count"):
+        local_pair.source.prepare("x", runs)
+    other = [f"{name}_count_of_stride" for name in "abcdef"]
+    runs.dtype.names = tuple(other)
+    local_pair.source.prepare("y", runs)
+
+
 def test_a_buffer_is_free_after_the_call(local_pair: Pair) -> None:
     good = bytearray(structs(local_pair.source_addr).tobytes())
     bad = bytearray(len(good))
