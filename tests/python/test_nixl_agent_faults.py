@@ -9,7 +9,7 @@ agent can be added again and used afterwards. No case depends on time.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import pytest
 
 import kvt
 import kvt.nixl as nixl
+from kvt.nixl import _handles, _peers
 from kvt.nixl._errors import translate
 from nixl_agent_support.agents import BLOCK, Two, notes, run
 
@@ -102,6 +103,76 @@ def test_a_failed_one_is_released_when_its_end_is_proven(faulty: Two) -> None:
         handle.release()
     faulty.core.set_fault("")
     release(handle)
+    assert repr(handle).endswith("released=True)")
+
+
+def failed(two: Two) -> Any:
+    """A write that has failed; what was posted of it may still move."""
+    handle = two.write()
+    two.core.set_fault("disconnect=1,hold=1")
+    with pytest.raises(nixl.nixlRemoteDisconnectError) as caught:
+        run(two.one, handle)
+    assert not caught.value.quiescent
+    return handle
+
+
+def test_a_failed_one_is_posted_again_when_its_end_is_proven(
+    faulty: Two,
+) -> None:
+    handle = failed(faulty)
+    for _ in range(2):
+        with pytest.raises(nixl.nixlRepostActiveError, match="still move"):
+            faulty.one.transfer(handle)
+    with pytest.raises(nixl.nixlRepostActiveError):
+        handle.release()  # the handle still knows what it waits for
+    faulty.core.set_fault("")
+    release(handle)
+
+
+def test_a_release_gives_a_failed_one_time_to_end(
+    faulty: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = failed(faulty)
+    real = _handles.time.sleep
+
+    def end_it(seconds: float) -> None:
+        faulty.core.set_fault("")
+        real(seconds)
+
+    monkeypatch.setattr(_handles, "_CANCEL_WAIT_S", 60.0)
+    monkeypatch.setattr(_handles.time, "sleep", end_it)
+    handle.release()
+    assert repr(handle).endswith("released=True)")
+
+
+def test_only_what_is_unknown_to_kvt_is_over(
+    faulty: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = failed(faulty)
+
+    def refuse(error: type[kvt.Error]) -> None:
+        def status(xfer: int) -> None:
+            raise error("no answer")
+
+        monkeypatch.setattr(faulty.core, "status", status)
+
+    for error in (kvt.Busy, kvt.Closed, kvt.SystemCallFailed):
+        refuse(error)
+        with pytest.raises(nixl.nixlRepostActiveError):
+            handle.release()
+    refuse(kvt.NotFound)
+    handle.release()
+
+
+@pytest.mark.parametrize("make", [failed, held])
+def test_a_close_that_proves_all_lets_handles_be_released(
+    faulty: Two, make: Callable[[Two], Any]
+) -> None:
+    two = Two()  # the fixture's must live to its end
+    handle = make(two)
+    two.core.set_fault("")
+    two.core.close()
+    handle.release()
     assert repr(handle).endswith("released=True)")
 
 
@@ -193,6 +264,48 @@ def test_metadata_with_less_memory_ends_the_lists_over_the_rest(
     assert two.one.check_remote_metadata("other")
     with pytest.raises(nixl.nixlNotFoundError):
         two.one.make_prepped_xfer("WRITE", ours, [0], over, [0])
+    assert run(two.one, two.write()) == "DONE"
+
+
+def one_part_more(two: Two) -> bytes:
+    two.memory["more"] = np.zeros(BLOCK, dtype=np.uint8)
+    row = (int(two.memory["more"].ctypes.data), BLOCK, 0, "")
+    reg = two.other.register_memory([row], "DRAM")
+    return two.other.get_partial_agent_metadata(reg)
+
+
+def test_one_part_more_waits_for_what_is_under_way(
+    faulty: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = one_part_more(faulty)
+    handle = held(faulty, b"arrives")
+    real = _peers.time.sleep
+
+    def end_it(seconds: float) -> None:
+        faulty.core.set_fault("")
+        real(seconds)
+
+    monkeypatch.setattr(_peers, "_SETTLE_S", 60.0)
+    monkeypatch.setattr(_peers.time, "sleep", end_it)
+    faulty.one.add_remote_agent(part)
+    while faulty.one.check_xfer_state(handle) == "PROC":
+        pass
+    assert notes(faulty.other, 1) == {"one": [b"arrives"]}
+
+
+def test_one_part_more_waits_not_for_ever(
+    faulty: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvt.nixl._engine.GRACE_S", 0.1)
+    two = Two()
+    part = one_part_more(two)
+    handle = held(two)
+    two.one.add_remote_agent(part)
+    with pytest.raises((nixl.nixlCancelledError, nixl.nixlUnknownError)):
+        while two.one.check_xfer_state(handle) == "PROC":
+            pass
+    two.core.set_fault("")
+    release(handle)
     assert run(two.one, two.write()) == "DONE"
 
 

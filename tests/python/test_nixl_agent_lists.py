@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import kvt
 import kvt.nixl as nixl
-from kvt.nixl import _descs, _forms, _runs
+from kvt.nixl import _descs, _forms, _handles, _runs
 from kvt.nixl._enums import MEMORY_BY_NAME
 
 BLOCK = 4096
@@ -360,3 +361,78 @@ def test_lengths_are_found_by_index() -> None:
     runs[1, _runs.DEVICE] = 3
     assert _runs.facts(runs).devices
     assert _runs.expanded_lengths(runs).tolist() == every.tolist()
+
+
+# ------------------------------------------------- runs over several regions
+
+
+class Memory:
+    """What a layout asks of a transport."""
+
+    def __init__(self, *regions: tuple[int, int]) -> None:
+        self.regions = regions
+        self.prepared: list[int] = []  # how many runs, each time
+        self.dropped: list[int] = []
+
+    def prepare(self, name: str, runs: Any, side: int) -> int:
+        for i, (addr, length, stride, count, *_) in enumerate(runs.tolist()):
+            end = addr + stride * (count - 1) + length
+            if not any(at <= addr and end <= to for at, to in self.regions):
+                raise kvt.OutOfRange(f"run {i} is outside")
+        self.prepared.append(len(runs))
+        return len(self.prepared)
+
+    def drop_layout(self, ident: int) -> None:
+        self.dropped.append(ident)
+
+
+def layout(core: Any, *rows: tuple[int, int, int, int]) -> Any:
+    runs = np.array([(*row, 0) for row in rows], dtype=np.uint64)
+    return _handles.Layout(core, None, runs, 0, _runs.facts(runs))
+
+
+APART = [(at, at + 64) for at in range(0, 8 * 256, 256)]
+
+
+@pytest.mark.parametrize("addr", [1 << 20, 256])
+def test_a_long_run_outside_memory_is_not_taken_apart(
+    addr: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may begin in memory: a billion blocks would take all of this."""
+    monkeypatch.setattr(_runs, "without_gaps", lambda runs: 1 / 0)
+    core = Memory(*APART)
+    with pytest.raises(kvt.OutOfRange, match="run 1 is outside"):
+        layout(core, (0, 64, 64, 1), (addr, 64, 256, 10**9))
+    assert core.prepared == []
+
+
+def test_what_is_taken_apart_is_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_handles, "_APART_MAX", 6)
+    core = Memory(*APART)
+    kept = layout(core, (0, 64, 256, 3), (64 * 4, 64, 64, 1), (0, 32, 512, 3))
+    assert core.prepared == [4, 7] and core.dropped == [1]
+    assert kept.ident == 2
+    with pytest.raises(nixl.nixlInvalidParamError, match="more than 6 blocks"):
+        layout(core, (0, 64, 256, 3), (0, 32, 512, 4))
+    with pytest.raises(nixl.nixlInvalidParamError, match="more than 6 blocks"):
+        layout(Memory((0, 64), (64 * 10**9, 1 << 63)), (0, 64, 65, 1 << 40))
+
+
+def test_a_run_that_wraps_is_not_taken_apart() -> None:
+    core = Memory(*APART)
+    back = (1 << 64) - 256
+    with pytest.raises(kvt.OutOfRange, match="run 0 is outside"):
+        layout(core, (0, 64, 256, 3), (512, 64, back, 3))
+    assert core.prepared == []
+
+
+def test_many_runs_are_taken_apart_at_once() -> None:
+    rows = [(i * 4096, 16, 64 + i, 1 + i % 4, i % 3) for i in range(1000)]
+    runs = np.array(rows, dtype=np.uint64)
+    runs[::7, _runs.STRIDE] = 16
+    apart = _runs.without_gaps(runs)
+    assert _runs.to_rows(apart).tolist() == _runs.to_rows(runs).tolist()
+    assert (apart[:, _runs.STRIDE] == 16)[apart[:, _runs.COUNT] > 1].all()
+    assert _runs.without_gaps(apart).tolist() == apart.tolist()

@@ -39,6 +39,9 @@ in a fraction of a millisecond; a peer that is stopped can make it long."""
 
 _CANCEL_STEP_S = 0.0002
 
+_APART_MAX = 1 << 24
+"""Blocks of runs that are taken apart: 40 bytes each, twice."""
+
 _BROKEN = (
     kvt.State.REJECTED,
     kvt.State.DISCONNECTED,
@@ -80,19 +83,29 @@ class Layout:
     def _prepare(self, runs: Words, kind: int, known: Facts) -> int:
         side = kvt.SELF if self.peer is None else self.peer.ident
         name = f"nixl-{self.number}"
+
+        def prepared(these: Words) -> int:
+            made = _runs.for_kvt(these, kind, known)
+            return self.core.prepare(name, made, side)
+
         try:
-            return self.core.prepare(
-                name, _runs.for_kvt(runs, kind, known), side
-            )
-        except kvt.OutOfRange:
+            return prepared(runs)
+        except kvt.OutOfRange as error:
             # Blocks at equal distances, each in a region of its own, are no
             # run: what lies between them is not registered.
-            apart = _runs.without_gaps(runs)
-            if len(apart) == len(runs):
+            apart = runs[_runs.gaps(runs)]
+            if len(apart) == 0 or _runs.wrap(apart):
                 raise
-            return self.core.prepare(
-                name, _runs.for_kvt(apart, kind, known), side
-            )
+            try:  # at no cost, before there is a run for each block
+                self.core.drop_layout(prepared(_runs.ends(apart)))
+            except kvt.OutOfRange:
+                raise error from None
+            if apart[:, _runs.COUNT].astype(float).sum() > _APART_MAX:
+                raise nixlInvalidParamError(
+                    f"more than {_APART_MAX} blocks lie apart in several "
+                    "regions: list those of each region as a run of its own"
+                ) from None
+            return prepared(_runs.without_gaps(runs))
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # gone with its peer, or closed
@@ -128,9 +141,9 @@ class nixl_xfer_handle:
 
     When the release of a transfer that had not failed returns, nothing of it
     moves any more, here or at the peer. One that raises nixlRepostActiveError
-    has stopped what was not posted yet, and can be called again. For a
-    transfer that has failed, its error's `quiescent` says whether its memory
-    is free; releasing it does not change that, and does not raise.
+    has stopped what was not posted yet, and can be called again. So can that of
+    a transfer that has failed, which raises until its end is proven, or given
+    up after the grace time or by a close: its error's `quiescent` says which.
     """
 
     __slots__ = (
@@ -186,6 +199,10 @@ class nixl_xfer_handle:
             raise nixlInvalidParamError("the transfer was released")
         if self._xfer != 0 and self._check_quietly() == "PROC":
             raise nixlRepostActiveError("wait until it is done")
+        if isinstance(self._answer, Exception) and not self._is_over():
+            raise nixlRepostActiveError(
+                "the transfer failed, and what was posted of it may still move"
+            )
         self._forget()
         if note:
             self._note = note
@@ -306,12 +323,11 @@ class nixl_xfer_handle:
             self._released = True
             return
         if isinstance(self._answer, Exception):
-            if not self._is_over():
+            if not self._ends(_CANCEL_WAIT_S):
                 raise nixlRepostActiveError(
                     "the transfer failed, and what was posted of it may still "
                     "move; release it again"
                 )
-            self._core().cancel(self._xfer)
         elif self._xfer != 0 and not self._stop(_CANCEL_WAIT_S):
             raise nixlRepostActiveError(
                 "what was posted of the transfer still moves; release it again"
@@ -321,15 +337,26 @@ class nixl_xfer_handle:
         self._layouts = None
 
     def _is_over(self) -> bool:
-        """Of one that failed: whether its end is proven, or given up after the
-        grace time. vLLM takes a release for the proof that its blocks are
-        free."""
+        """Of one that failed: whether its end is proven, or given up, after the
+        grace time or by a close that said so. vLLM takes a release for the
+        proof that its blocks are free."""
         if self._xfer == 0:
             return True
         try:
             return bool(self._core().status(self._xfer).finished)
+        except kvt.NotFound:
+            return True  # known no more: it was final
         except kvt.Error:
-            return True  # known no more
+            return self._result is not None
+
+    def _ends(self, longest_s: float) -> bool:
+        """Of one that failed: whether it is over within this time."""
+        until = time.monotonic() + longest_s
+        while not self._is_over():
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_CANCEL_STEP_S)
+        return True
 
     def _stop(self, longest_s: float) -> bool:
         """Posts nothing more of it; whether all of it is final."""

@@ -4,12 +4,18 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import kvt
 
 from . import _blob
 from ._blob import Life
 from ._errors import nixlNotFoundError
+
+_SETTLE_S = 0.5
+"""How long an update waits for transfers under way, which it would stop."""
+
+_SETTLE_STEP_S = 0.0002
 
 
 class Peer:
@@ -66,12 +72,22 @@ class Peers:
             newer = _blob.joined(peer.metadata, metadata)
         if newer == peer.metadata:
             return True
+        self._settle(peer)
         try:
             self._core.reload_peer(peer.ident, newer)
         except kvt.OutOfRange:
             return False  # a list is over memory that is there no more
         peer.metadata = newer
         return True
+
+    def _settle(self, peer: Peer) -> None:
+        """Lets what is under way end well; what other threads post meanwhile
+        may go on and on."""
+        until = time.monotonic() + _SETTLE_S
+        while self._core.peer_info(peer.ident).inflight > 0:
+            if time.monotonic() >= until:
+                break
+            time.sleep(_SETTLE_STEP_S)
 
     def remove(self, name: str) -> None:
         with self._lock:

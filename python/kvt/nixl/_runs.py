@@ -25,6 +25,8 @@ ADDR, LENGTH, STRIDE, COUNT, DEVICE = range(5)
 
 _ROW = (ADDR, LENGTH, DEVICE)
 
+_LAST = 0xFFFF_FFFF_FFFF_FFFF
+
 _RUN = np.dtype(
     [
         ("addr", np.uint64),
@@ -76,21 +78,40 @@ def to_rows(runs: Words) -> Words:
     return rows
 
 
+def gaps(runs: Words) -> npt.NDArray[np.bool_]:
+    """Of each run, whether its blocks lie apart."""
+    apart: npt.NDArray[np.bool_] = runs[:, STRIDE] != runs[:, LENGTH]
+    return apart & (runs[:, COUNT] > 1)
+
+
+def wrap(runs: Words) -> bool:
+    """Whether a block of runs with gaps begins behind the last address."""
+    room = (np.uint64(_LAST) - runs[:, ADDR]) // runs[:, STRIDE]
+    return bool((runs[:, COUNT] - np.uint64(1) > room).any())
+
+
+def ends(runs: Words) -> Words:
+    """The first and the last block of each run."""
+    first, last = runs.copy(), runs.copy()
+    last[:, ADDR] += (runs[:, COUNT] - np.uint64(1)) * runs[:, STRIDE]
+    made = np.concatenate((first, last))
+    made[:, STRIDE] = made[:, LENGTH]
+    made[:, COUNT] = 1
+    return made
+
+
 def without_gaps(runs: Words) -> Words:
     """The same blocks, in runs that lie end to end."""
-    gaps = (runs[:, COUNT] > 1) & (runs[:, STRIDE] != runs[:, LENGTH])
-    pieces = []
-    at = 0
-    for i in np.flatnonzero(gaps).tolist():
-        pieces.append(runs[at:i])
-        apart = np.repeat(runs[i : i + 1], int(runs[i, COUNT]), axis=0)
-        apart[:, ADDR] = to_rows(runs[i : i + 1])[:, ADDR]
-        apart[:, STRIDE] = apart[:, LENGTH]
-        apart[:, COUNT] = 1
-        pieces.append(apart)
-        at = i + 1
-    pieces.append(runs[at:])
-    return np.concatenate(pieces)
+    apart = gaps(runs)
+    counts = np.where(apart, runs[:, COUNT], np.uint64(1)).astype(np.intp)
+    made = np.repeat(runs, counts, axis=0)
+    inside = np.arange(len(made), dtype=np.uint64)
+    inside -= np.repeat(np.cumsum(counts) - counts, counts).astype(np.uint64)
+    made[:, ADDR] += inside * made[:, STRIDE]
+    split = np.repeat(apart, counts)
+    made[split, STRIDE] = made[split, LENGTH]
+    made[split, COUNT] = 1
+    return made
 
 
 def positions(runs: Words) -> npt.NDArray[np.intp]:
