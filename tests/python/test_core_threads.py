@@ -124,22 +124,32 @@ def test_waits_find_their_results_while_others_wait(local_pair: Pair) -> None:
     assert local_pair.source.stats().undrained == 0
 
 
-def test_a_wait_is_ended_by_another_thread(fault_pair: MakePair) -> None:
+def test_a_wait_is_ended_by_another_thread(
+    fault_pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = fault_pair("hang=*")
     xfer = pair.write([0], [0])
     polled: list[kvt.Result] = []
+    waiting = threading.Event()
+    claim = kvt.Transport._claim
+
+    def tell(*args: Any) -> Any:
+        made = claim(*args)
+        waiting.set()
+        return made
 
     def let_go() -> None:
+        assert waiting.wait(PATIENCE)
         pair.source.set_fault("")
         # Takes the result away from the waiter: it is delivered all the same.
         while not pair.source.stats().done:
             polled.extend(pair.source.poll())
 
     def wait() -> None:
-        threading.Thread(target=let_go).start()
         assert pair.source.wait(xfer, PATIENCE).id == xfer
 
-    run_all(wait)
+    monkeypatch.setattr(kvt.Transport, "_claim", tell)
+    run_all(let_go, wait)
     assert polled == []
 
 
