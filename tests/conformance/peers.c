@@ -445,8 +445,10 @@ static void ten_thousand_peers_leave_nothing(void **state)
     /* The first load's connections may be made after `before` was taken. */
     assert_true(after.fds <= before.fds + (suite.agent ? 40 : 0));
     assert_true(suite.slow || after.maps <= before.maps + 2);
-    /* The last ones may be on their way out yet. */
-    assert_soon(usage_now().heap_bytes <= before.heap_bytes + 16384);
+    /* The last ones may be on their way out yet. A connection of UCX's takes
+     * 67 KB when it is made at last; anything left by each peer would be more. */
+    assert_soon(usage_now().heap_bytes <=
+                before.heap_bytes + (suite.agent ? 262144 : 16384));
     assert_int_equal(stats_of(f.pair.a.t).peers, 2);
     end(&f);
 }

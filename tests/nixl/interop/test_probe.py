@@ -19,6 +19,7 @@ from loader import Loader
 from peers import Memory, Refused
 
 FLIPS_MAX = 3000
+ROUNDS_MAX = 5
 KILLERS = 3
 
 
@@ -38,16 +39,19 @@ def wait_for(claim, seconds=30):
 
 
 def find_killers(blob, name, place):
-    """Flips of one bit that a plain agent dies of."""
-    made = list(mutations.make(mutations.one_bit, blob, FLIPS_MAX, seed=1))
-    flips = list(dict.fromkeys(mutations.taken(made)))
+    """Flips of one bit that a plain agent dies of. Which do depends on where its
+    memory lies: there was a run in which none of the first thousand did."""
     loader = Loader(place, name)
     killers = []
-    for flip in flips:
-        if len(killers) < KILLERS and loader.load(flip) == "crash":
-            killers.append(flip)
+    for seed in range(1, ROUNDS_MAX + 1):
+        made = list(mutations.make(mutations.one_bit, blob, FLIPS_MAX, seed=seed))
+        for flip in dict.fromkeys(mutations.taken(made)):
+            if len(killers) < KILLERS and loader.load(flip) == "crash":
+                killers.append(flip)
+        if killers:
+            break
     loader.end()
-    assert killers, f"none of {len(flips)} flips kills NIXL any more"
+    assert killers, f"no flip kills NIXL any more, of {ROUNDS_MAX} x {FLIPS_MAX}"
     return killers
 
 
