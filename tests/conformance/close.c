@@ -149,12 +149,12 @@ static void close_stops_what_does_not_finish(void **state)
 
     (void)state;
     suite_fault_pair(&pair, NULL, "chunk_copies=1,window=1", 0);
-    set_rules(&pair, "late=1/1250");
+    set_rules(&pair, "late=1/3000");
     (void)pair_write(&pair, (uint32_t[]){0, 2, 4}, (uint32_t[]){0, 2, 4}, 3,
                      NULL);
     pool_expect(&pair.b.pool, 0, &pair.a.pool, 0);
     /* The first part is final in the second half; then nothing is posted. */
-    assert_kvt_ok(kvt_close(pair.a.t, 2000 * MS, ERR));
+    assert_kvt_ok(kvt_close(pair.a.t, 5000 * MS, ERR));
     assert_int_equal(kvt_poll(pair.a.t, KVT_ANY, &result, 1), 1);
     assert_int_equal(result.state, KVT_CANCELLED);
     assert_int_equal(result.code, KVT_ECLOSED);

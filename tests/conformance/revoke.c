@@ -277,9 +277,14 @@ static bool shut_out_stopped(bool shm)
         mark_blocks(&writers.node.pool);
         child_continue(&writers.child);
     } else {
-        assert_int_equal(code, KVT_EBUSY);
+        int again;
+
+        /* On a slow machine it may go on in the background. */
+        assert_true(code == KVT_EBUSY || code == KVT_ETIMEDOUT);
         child_continue(&writers.child);
-        assert_kvt_ok(kvt_deregister(writers.node.t, &region, 1, 0, ERR));
+        again = kvt_deregister(writers.node.t, &region, 1, 0, NULL);
+        assert_true(again == KVT_OK ||
+                    (code == KVT_ETIMEDOUT && again == KVT_ENOENT));
         mark_blocks(&writers.node.pool);
     }
     assert_marks_stay(&writers, KVT_ESTALE, KVT_ESTALE);
