@@ -125,8 +125,6 @@ bool small_submit(struct small *small, uint64_t first, uint64_t count,
 bool small_collect(struct small *small, uint64_t *ret_count)
 {
     struct kvt_result results[COLLECT];
-    struct pollfd wait = {.fd = kvt_fd(small->node.transport),
-                          .events = POLLIN};
     int got;
 
     for (;;) {
@@ -136,6 +134,9 @@ bool small_collect(struct small *small, uint64_t *ret_count)
             break;
         }
         if (!small->spin) {
+            struct pollfd wait = {.fd = kvt_fd(small->node.transport),
+                                  .events = POLLIN};
+
             (void)poll(&wait, 1, -1);
         }
     }
