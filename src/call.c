@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "core.h"
+#include "cpu.h"
 
 int kvti_guard(const struct kvt_transport *t, struct kvt_error *err)
 {
@@ -29,8 +30,21 @@ int kvti_guard(const struct kvt_transport *t, struct kvt_error *err)
     return KVT_OK;
 }
 
+/* Looks at a mutex that is taken, before its own few looks and a sleep: some
+ * microseconds, which no holder needs. To sleep and be woken takes longer. */
+#define LOCK_TRIES 50
+#define LOCK_PAUSES 8
+
 void kvti_lock(struct kvt_transport *t)
 {
+    for (int i = 0; i < LOCK_TRIES; i++) {
+        if (pthread_mutex_trylock(&t->mu) == 0) {
+            return;
+        }
+        for (int pause = 0; pause < LOCK_PAUSES; pause++) {
+            kvti_cpu_relax();
+        }
+    }
     kvti_assert(pthread_mutex_lock(&t->mu) == 0);
 }
 
@@ -60,10 +74,14 @@ void kvti_wake(struct kvt_transport *t)
 {
     uint64_t one = 1;
 
-    /* The producer's append and this count, against the control thread's store
-     * of `sleeping` and its look at the count: sequentially consistent on both
-     * sides, so that one of the two sees the other. */
-    atomic_fetch_add(&t->news, 1);
+    /* The producer's append and these flags, against the control thread, which
+     * clears `news` and then looks at the queues, and sets `sleeping` and then
+     * looks at `news`: sequentially consistent on both sides, so that one of the
+     * two sees the other. A flag that is set already is only read: the control
+     * thread keeps its cache line. */
+    if (!atomic_load(&t->news)) {
+        atomic_store(&t->news, true);
+    }
     if (atomic_load(&t->sleeping) && atomic_exchange(&t->sleeping, false)) {
         while (write(t->wake_fd, &one, sizeof one) < 0 && errno == EINTR) {
         }
@@ -112,6 +130,7 @@ void kvti_call_push_locked(struct kvt_transport *t, struct kvti_call *call)
 {
     kvti_list_append(&t->calls, &call->node);
     t->stats.queued_commands++;
+    atomic_store(&t->calls_due, true);
     t->wake_due = true;
 }
 

@@ -247,12 +247,16 @@ static void take_calls(struct kvt_transport *t)
     struct kvti_list *node;
     bool notes_wanted;
 
+    if (!atomic_load(&t->calls_due)) {
+        return;
+    }
     kvti_list_init(&calls);
     kvti_lock(t);
     kvti_list_splice(&calls, &t->calls);
     t->stats.queued_commands = 0;
     notes_wanted = t->notes_wanted;
     t->notes_wanted = false;
+    atomic_store(&t->calls_due, false);
     kvti_unlock(t);
     while ((node = kvti_list_take(&calls)) != NULL) {
         run_call(t, kvti_container(node, struct kvti_call, node));
@@ -370,7 +374,7 @@ static uint64_t turn(struct kvt_transport *t)
     uint64_t now;
     uint64_t next;
 
-    t->news_seen = atomic_load(&t->news);
+    atomic_store(&t->news, false);
     take_calls(t);
     kvti_ctl_intake(t);
     kvti_ctl_attend(t);

@@ -251,7 +251,10 @@ struct kvt_transport {
     struct kvti_watch wake_watch;
 
     atomic_bool sleeping;            /* the control thread may need waking */
-    _Atomic uint32_t news;           /* calls of kvti_wake() */
+    atomic_bool news;                /* for the control thread's next turn */
+    atomic_bool calls_due;           /* written under mu: `calls` has one, or
+                                        notes_wanted is set */
+    atomic_bool attention_due;       /* likewise: `attention` has one */
     atomic_int caller_cpu;           /* of the last submission; -1: none */
     _Atomic uint64_t finished_count; /* written under mu: poll's fast path */
 
@@ -290,9 +293,9 @@ struct kvt_transport {
     struct kvti_list finished;
     struct kvti_list notes;
     uint32_t note_count;
-    bool notes_full;   /* the engine waits for room */
-    bool notes_wanted; /* tell it so */
-    bool fd_asked;
+    bool notes_full;      /* the engine waits for room */
+    bool notes_wanted;    /* tell it so */
+    atomic_bool fd_asked; /* written under mu */
     bool fd_signalled;
     bool wake_due; /* kvti_wake() when mu is given back */
     struct kvt_stats stats;
@@ -312,7 +315,6 @@ struct kvt_transport {
     struct kvti_list heartbeats;
     struct kvti_list outbox;    /* jobs to hand over once mu is free */
     struct kvti_list open_jobs; /* with the engine */
-    uint32_t news_seen;         /* when this turn began */
     uint32_t heavy;             /* posted chunks that are not light */
     bool light_posted;          /* light chunks wait for ops->work() */
     uint64_t linger_ns;         /* no sleep before, unless heavy > 0 */

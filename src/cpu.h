@@ -6,6 +6,16 @@
 #include <sched.h>
 #include <stdbool.h>
 
+/* Between two looks at what another processor will change. */
+static inline void kvti_cpu_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 /* The processor of the calling thread; -1: unknown. Some nanoseconds. */
 int kvti_cpu_now(void);
 

@@ -134,6 +134,7 @@ bool kvti_note_received(void *ctx, const char *agent_name, const void *bytes,
          * be for ever if nothing else is queued. */
         kvti_lock(t);
         t->notes_wanted = true;
+        atomic_store(&t->calls_due, true);
         t->wake_due = true;
         kvti_unlock(t);
         return false;
@@ -197,6 +198,7 @@ int kvt_notification(kvt_transport *t, struct kvt_notification *ret,
     if (t->notes_full && t->note_count <= t->options.notify_max / 2) {
         t->notes_full = false;
         t->notes_wanted = true;
+        atomic_store(&t->calls_due, true);
         t->wake_due = true;
     }
     kvti_unsignal_locked(t);

@@ -272,7 +272,11 @@ void kvti_ctl_attend(struct kvt_transport *t)
 {
     struct kvti_list *node;
 
+    if (!atomic_load(&t->attention_due)) {
+        return;
+    }
     kvti_lock(t);
+    atomic_store(&t->attention_due, false);
     while ((node = kvti_list_take(&t->attention)) != NULL) {
         struct kvti_xfer *xfer = kvti_container(node, struct kvti_xfer, attend);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How the control thread waits for news: whatever somebody appended to one of
- * its queues, counted by kvti_wake().
+ * its queues and told of by kvti_wake().
  *
- * After light work it lingers, awake and looking at nothing but that count: to
+ * After light work it lingers, awake and looking at nothing but that flag: to
  * be woken would cost the next small transfer, and its caller, many times what
  * the copy costs. It does not linger while heavy chunks are on their way,
  * since the threads that copy them need the processor more, nor on the
@@ -22,24 +22,15 @@
 #define LINGER_NS UINT64_C(50000)
 /* Descriptors are looked at this often while there is no time to sleep. */
 #define LOOK_NS UINT64_C(50000)
-/* Looks at the count between two at the clock. */
+/* Looks at the flag between two at the clock. */
 #define LOOKS 64
 /* No more than one move in this time: the kernel may know better. */
 #define MOVE_NS UINT64_C(1000000)
 
-static void relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 static bool has_news(const struct kvt_transport *t)
 {
-    return atomic_load(&t->news) != t->news_seen ||
-           !kvti_list_empty(&t->ready) || !kvti_list_empty(&t->steps);
+    return atomic_load(&t->news) || !kvti_list_empty(&t->ready) ||
+           !kvti_list_empty(&t->steps);
 }
 
 void kvti_ctl_linger(struct kvt_transport *t)
@@ -79,9 +70,8 @@ static bool linger(struct kvt_transport *t)
     }
     while (!news && kvti_now_ns() < t->linger_ns) {
         for (int i = 0; i < LOOKS && !news; i++) {
-            relax();
-            news = atomic_load_explicit(&t->news, memory_order_relaxed) !=
-                   t->news_seen;
+            kvti_cpu_relax();
+            news = atomic_load_explicit(&t->news, memory_order_relaxed);
         }
     }
     return news;
@@ -122,7 +112,7 @@ void kvti_ctl_rest(struct kvt_transport *t, uint64_t until_ns)
     if (linger(t) && kvti_now_ns() < t->look_ns) {
         return;
     }
-    /* Against kvti_wake(), which counts first and then looks at `sleeping`. */
+    /* Against kvti_wake(), which tells first and then looks at `sleeping`. */
     atomic_store(&t->sleeping, true);
     if (!has_news(t)) {
         timeout = timeout_ms(until_ns);

@@ -236,7 +236,11 @@ static void fini_draft(struct draft *draft)
 /* Without mu: what wakes wants it at once. */
 static void wake_for(struct kvt_transport *t)
 {
-    atomic_store_explicit(&t->caller_cpu, kvti_cpu_now(), memory_order_relaxed);
+    int cpu = kvti_cpu_now();
+
+    if (cpu != atomic_load_explicit(&t->caller_cpu, memory_order_relaxed)) {
+        atomic_store_explicit(&t->caller_cpu, cpu, memory_order_relaxed);
+    }
     kvti_wake(t);
 }
 

@@ -186,12 +186,15 @@ int kvt_fd(kvt_transport *t)
     if (code != KVT_OK) {
         return code;
     }
-    kvti_lock(t);
-    t->fd_asked = true;
-    if (!kvti_list_empty(&t->finished) || !kvti_list_empty(&t->notes)) {
-        kvti_signal_locked(t);
+    /* Some ask before each sleep. */
+    if (!atomic_load_explicit(&t->fd_asked, memory_order_acquire)) {
+        kvti_lock(t);
+        atomic_store(&t->fd_asked, true);
+        if (!kvti_list_empty(&t->finished) || !kvti_list_empty(&t->notes)) {
+            kvti_signal_locked(t);
+        }
+        kvti_unlock(t);
     }
-    kvti_unlock(t);
     return t->user_fd;
 }
 
@@ -350,6 +353,7 @@ static void attend_locked(struct kvt_transport *t, struct kvti_xfer *xfer)
 {
     if (kvti_list_empty(&xfer->attend)) {
         kvti_list_append(&t->attention, &xfer->attend);
+        atomic_store(&t->attention_due, true);
         t->wake_due = true;
     }
 }
