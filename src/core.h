@@ -431,6 +431,9 @@ void kvti_ctl_job_free(struct kvti_job *job);
 void kvti_ctl_post(struct kvt_transport *t);
 /* Puts a link with work and room for it into t->ready. */
 void kvti_ctl_link_kick(struct kvt_transport *t, struct kvti_link *link);
+/* Pieces of a chunk of this link. */
+uint32_t kvti_ctl_copies_max(const struct kvt_transport *t,
+                             const struct kvti_link *link);
 /* The chunk is final, lost or nobody's: its place in a window is free. */
 void kvti_ctl_give_place(struct kvt_transport *t, struct kvti_link *link,
                          const struct kvti_chunk *chunk);

@@ -77,8 +77,8 @@ static inline bool kvti_is_light(uint64_t copies, uint64_t bytes)
 /* Which way bytes go. */
 enum kvti_path { KVTI_PATH_LOCAL, KVTI_PATH_NIXL };
 
-/* One engine request: up to the engine's chunk_copies pieces of one pair of
- * kinds. Allocated by the core; `copies` is its tail. */
+/* One engine request: up to the connection's number of pieces, all of one pair
+ * of kinds. Allocated by the core; `copies` is its tail. */
 struct kvti_chunk {
     struct kvti_list node; /* the engine's while it holds the chunk */
     void *conn;            /* the engine's, from its LOAD */
@@ -148,6 +148,7 @@ struct kvti_job {
                             * 0, and at most: the trait */
     uint32_t light;          /* LOAD, out: as window, of light chunks */
     uint32_t share;          /* LOAD, out: as in the traits, 0: the same */
+    uint32_t copies;         /* LOAD, out: as window, pieces of one chunk */
     char path[16];           /* LOAD, out: "local", "nixl" */
     char text[KVT_TEXT_MAX]; /* LOAD, out: why this path */
 
@@ -223,7 +224,7 @@ enum kvti_cap {
 /* What an opened engine is like. */
 struct kvti_engine_traits {
     uint32_t caps;         /* enum kvti_cap */
-    uint32_t chunk_copies; /* most pieces of one chunk */
+    uint32_t chunk_copies; /* most pieces of one chunk of any connection */
     uint64_t chunk_bytes;  /* most bytes of one chunk */
     uint32_t window;       /* unfinished chunks of one connection */
     uint32_t light;        /* unfinished light ones beside them; 0: they count

@@ -23,6 +23,12 @@ static uint32_t limit(uint32_t own, uint32_t most)
     return own == 0 || own > most ? most : own;
 }
 
+uint32_t kvti_ctl_copies_max(const struct kvt_transport *t,
+                             const struct kvti_link *link)
+{
+    return limit(link->job.copies, t->traits.chunk_copies);
+}
+
 /* Light ones do not wait for a place among the heavy. */
 static bool has_room(const struct kvt_transport *t,
                      const struct kvti_link *link, enum kvti_class class)
@@ -66,8 +72,8 @@ static struct kvti_chunk *new_chunk(struct kvt_transport *t,
 {
     /* One item is one copy, or part of one. */
     uint64_t left = xfer->payload.count - xfer->cut.item;
-    uint64_t room = left < t->traits.chunk_copies ? left
-                                                  : t->traits.chunk_copies;
+    uint64_t most = kvti_ctl_copies_max(t, link);
+    uint64_t room = left < most ? left : most;
     struct kvti_chunk *chunk = malloc(sizeof *chunk +
                                       room * sizeof chunk->copies[0]);
 
@@ -231,7 +237,7 @@ static void cut_one(struct kvt_transport *t, struct kvti_link *link,
         no_memory(t, xfer);
         return;
     }
-    kvti_payload_cut(&xfer->payload, &xfer->cut, t->traits.chunk_copies,
+    kvti_payload_cut(&xfer->payload, &xfer->cut, kvti_ctl_copies_max(t, link),
                      bytes_max, chunk);
     if (kvti_cut_at_end(&xfer->cut, &xfer->payload)) {
         kvti_list_remove(&xfer->queue_node);

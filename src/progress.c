@@ -190,12 +190,13 @@ void kvti_ctl_advance(struct kvt_transport *t, struct kvti_xfer *xfer)
 /* ----------------------------------------------------------------- intake */
 
 static enum kvti_class class_of(const struct kvt_transport *t,
+                                const struct kvti_link *link,
                                 const struct kvti_payload *payload)
 {
     if (kvti_is_light(payload->count, payload->bytes)) {
         return KVTI_LIGHT;
     }
-    return payload->count <= t->traits.chunk_copies &&
+    return payload->count <= kvti_ctl_copies_max(t, link) &&
                    payload->bytes <= t->traits.chunk_bytes
                ? KVTI_SMALL
                : KVTI_BULK;
@@ -218,7 +219,7 @@ static void queue_locked(struct kvt_transport *t, struct kvti_xfer *xfer)
         kvti_list_append(&t->outbox, &xfer->job->node);
         return;
     }
-    kvti_list_append(&link->queues[class_of(t, &xfer->payload)],
+    kvti_list_append(&link->queues[class_of(t, link, &xfer->payload)],
                      &xfer->queue_node);
     kvti_ctl_link_kick(t, link);
 }

@@ -154,8 +154,8 @@ static void open_near(struct kvti_route *route)
     }
 }
 
-/* A chunk has to suit both sides. The window is each connection's own, below
- * this one. A copy thread may still be reading for a peer that has just died,
+/* The bytes of a chunk have to suit both sides; its pieces and the window are
+ * each connection's own, below these. A copy thread may still be reading for a peer that has just died,
  * and the core knows which chunks may be such a thread's. */
 static struct kvti_engine_traits join_traits(const struct kvti_route *route)
 {
@@ -165,7 +165,7 @@ static struct kvti_engine_traits join_traits(const struct kvti_route *route)
     if (route->near.self == NULL) {
         return traits;
     }
-    if (near->chunk_copies < traits.chunk_copies) {
+    if (near->chunk_copies > traits.chunk_copies) {
         traits.chunk_copies = near->chunk_copies;
     }
     if (near->chunk_bytes < traits.chunk_bytes) {

@@ -136,6 +136,7 @@ static void near_loaded(struct kvti_route *route, struct kvti_route_task *task)
         task->job->window = route->near.traits.window;
         task->job->light = route->near.traits.light;
         task->job->share = route->near.traits.share;
+        task->job->copies = route->near.traits.chunk_copies;
         publish(route, task);
     } else if (task->code == KVT_EDISCONNECTED ||
                conn->md->prefix_length == 0) {
@@ -162,6 +163,7 @@ static void loaded_far(struct kvti_route *route, struct kvti_route_task *task)
     job->window = route->far.traits.window;
     job->light = route->far.traits.light;
     job->share = route->far.traits.share;
+    job->copies = route->far.traits.chunk_copies;
     length = strlen(job->text);
     kvti_format(job->text + length, sizeof(job->text) - length,
                 "; not the shortcut, since %s", conn->near_err.text);

@@ -367,6 +367,39 @@ static void light_transfers_have_a_window_of_their_own(void **state)
     fill_window(&pair, 1, 24, 16);
 }
 
+/* The parts of a write of 600 words, none beside another. */
+static uint64_t parts_of_many_words(edit_fn *edit)
+{
+    struct kvt_stats stats;
+    struct kvt_copy copies[600];
+    struct pair pair;
+    kvt_xfer id;
+
+    open_nodes(&pair, NULL, NULL);
+    add_b(&pair, edit);
+    for (size_t i = 0; i < 600; i++) {
+        copies[i] = (struct kvt_copy){
+            .local_addr = pool_region(&pair.a.pool).addr + 32 * i,
+            .peer_addr = pool_region(&pair.b.pool).addr + 32 * i,
+            .length = 8};
+        pool_expect_bytes(&pair.b.pool, copies[i].peer_addr, &pair.a.pool,
+                          copies[i].local_addr, 8);
+    }
+    assert_kvt_ok(kvt_write(pair.a.t, pair.peer, copies, 600, NULL, &id, ERR));
+    wait_done(pair.a.t, id);
+    pair_check(&pair);
+    assert_kvt_ok(kvt_stats(pair.a.t, &stats, sizeof stats));
+    pair_close(&pair);
+    return stats.chunks;
+}
+
+static void each_way_has_its_own_number_of_pieces(void **state)
+{
+    (void)state;
+    assert_int_equal(parts_of_many_words(NULL), 1);
+    assert_int_equal(parts_of_many_words(on_another_host), 3);
+}
+
 /* ------------------------------------------------------------ half of a peer */
 
 /* It has no part of NIXL's: what only NIXL could move is refused, and no more
@@ -496,6 +529,7 @@ static const struct CMUnitTest far_cases[] = {
     cmocka_unit_test(a_peer_that_the_kernel_keeps_from_us_goes_by_nixl),
     cmocka_unit_test(an_agent_that_is_gone_is_refused_without_nixl),
     cmocka_unit_test(each_way_has_its_own_window),
+    cmocka_unit_test(each_way_has_its_own_number_of_pieces),
     cmocka_unit_test(light_transfers_have_a_window_of_their_own),
     cmocka_unit_test(a_peer_of_the_local_engine_is_near_and_no_more),
     cmocka_unit_test(a_peer_of_the_local_engine_out_of_reach_says_why),
