@@ -236,12 +236,22 @@ struct kvt_transport {
     /* [const] after open */
     struct kvt_options options; /* every default filled in; strings owned */
     char agent_name[KVT_NAME_MAX + 1];
+    /* Not [const], but here: whoever waits for one of these shares no cache line
+     * with those who work. */
+    atomic_bool sleeping;      /* the control thread may need waking */
+    atomic_bool news;          /* for the control thread's next turn */
+    atomic_bool calls_due;     /* written under mu: `calls` has one, or
+                                * notes_wanted is set */
+    atomic_bool attention_due; /* likewise: `attention` has one */
+    atomic_int caller_cpu;     /* of the last submission; -1: none */
     uint8_t incarnation[KVTI_INCARNATION_BYTES];
     char engine_name[32];
     struct kvti_logger logger;
     const struct kvti_engine_ops *ops;
     void *engine;
     struct kvti_engine_traits traits;
+    /* Likewise, for callers that poll; written under mu. */
+    _Atomic uint64_t finished_count;
     struct kvti_env env;
     const unsigned char *fork_page; /* 1 here, 0 in a child */
     struct kvti_lead lead;
@@ -249,14 +259,6 @@ struct kvt_transport {
     int epoll_fd;
     int user_fd;
     struct kvti_watch wake_watch;
-
-    atomic_bool sleeping;            /* the control thread may need waking */
-    atomic_bool news;                /* for the control thread's next turn */
-    atomic_bool calls_due;           /* written under mu: `calls` has one, or
-                                        notes_wanted is set */
-    atomic_bool attention_due;       /* likewise: `attention` has one */
-    atomic_int caller_cpu;           /* of the last submission; -1: none */
-    _Atomic uint64_t finished_count; /* written under mu: poll's fast path */
 
     pthread_mutex_t mu;
     pthread_cond_t cond; /* a call is done, or a turn is free */

@@ -116,8 +116,7 @@ static void to_helper(struct kvti_local *engine, struct kvti_job *job)
     pthread_mutex_unlock(&engine->mu);
 }
 
-static int start_load(struct kvti_local *engine, struct kvti_job *job,
-                      struct kvt_error *err)
+static int start_helper(struct kvti_local *engine, struct kvt_error *err)
 {
     int code = 0;
 
@@ -130,6 +129,17 @@ static int start_load(struct kvti_local *engine, struct kvti_job *job,
                                "cannot start the thread that imports peers");
     }
     engine->helper_started = true;
+    return KVT_OK;
+}
+
+static int start_load(struct kvti_local *engine, struct kvti_job *job,
+                      struct kvt_error *err)
+{
+    int code = start_helper(engine, err);
+
+    if (code != KVT_OK) {
+        return code;
+    }
     kvti_local_job_priv(job)->conn = kvti_local_conn_new(engine, job->link);
     if (kvti_local_job_conn(job) == NULL) {
         return kvti_fail(err, KVT_ENOMEM, "no memory for a peer");
@@ -297,6 +307,8 @@ static void local_job(void *self, struct kvti_job *job)
         wake_for(engine, kvti_local_mem_turn(engine, kvti_now_ns()));
         break;
     case KVTI_JOB_EXPORT:
+        /* For its sign of life; without one our peers only ask more. */
+        (void)start_helper(engine, &err);
         export_id(engine, job);
         env->report_job(env->ctx, job, KVT_OK, NULL);
         break;

@@ -23,6 +23,7 @@
 #ifndef KVTI_LOCAL_H
 #define KVTI_LOCAL_H
 
+#include <linux/futex.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -53,6 +54,7 @@ struct kvti_gate_page {
     uint32_t version;
     _Alignas(64) _Atomic uint64_t epoch;
     _Atomic uint32_t closed;
+    _Alignas(64) _Atomic uint32_t life; /* a robust futex; see local_life.c */
     _Alignas(4096) struct kvti_gate_slot slots[KVTI_GATE_SLOTS];
     _Atomic uint32_t entries[KVTI_GATE_ENTRIES]; /* generation, 0: shut */
 };
@@ -108,9 +110,27 @@ bool kvti_gate_enter(struct kvti_gate_page *page, uint32_t slot,
 void kvti_gate_leave(struct kvti_gate_page *page, uint32_t slot,
                      uint64_t epoch);
 
+/* ------------------------------------------- signs of life (local_life.c) */
+
+/* The target's thread that shows it. */
+struct kvti_life {
+    struct robust_list_head head;
+    struct robust_list node;
+    struct robust_list_head
+        *before; /* the C library's; NULL: nothing is shown */
+    size_t before_length;
+};
+
+/* The calling thread shows that the process lives, from begin to end. Where the
+ * kernel does not help nothing is shown. */
+void kvti_life_begin(struct kvti_life *life, struct kvti_gate_page *page);
+void kvti_life_end(struct kvti_life *life, struct kvti_gate_page *page);
+/* Whether the target shows it. False: ask the kernel. Any thread of a writer. */
+bool kvti_life_shown(const struct kvti_gate_page *page);
+
 /* --------------------------------------------------------------- identity */
 
-/* What a peer reads back before and after each chunk: 64 bytes, in a page of
+/* What a peer reads back before a chunk, and after it if need be: 64 bytes, in a page of
  * its own that a forked child sees as zeroes. */
 struct kvti_nonce_page {
     uint64_t magic;
@@ -251,6 +271,7 @@ struct kvti_local {
     struct kvti_nonce_page *page;
     uint64_t owner; /* [const] our word in other gates */
     struct kvti_gate gate;
+    struct kvti_life life; /* [helper] */
 
     pthread_rwlock_t mem_lock;
     struct kvti_regions mems; /* [mem_lock] ours */

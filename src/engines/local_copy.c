@@ -3,7 +3,7 @@
  * The copy threads.
  *
  * A chunk is moved inside the target's gate, between two looks at who the
- * target is. When it is reported, the system calls have returned and the
+ * target is; by system call where it does not show that it lives. When it is reported, the system calls have returned and the
  * stores are made, whatever came of them: every report is final for both
  * sides.
  *
@@ -24,6 +24,11 @@
 /* No longer than the scheduler may keep a thread off between two of its own
  * system calls. */
 #define FRESH_NS UINT64_C(20000)
+/* Of a target that shows that it lives. A pid is not used again in this time:
+ * where the kernel could not mark the death (it may take the memory of a process
+ * that it kills for want of memory, and the list of its futexes with it), the
+ * copy fails. */
+#define LIVING_NS UINT64_C(1000000)
 
 void kvti_local_verdict(struct kvti_outcome *ret, uint32_t state, int code,
                         int os_errno, const char *format, ...)
@@ -155,6 +160,15 @@ static void refuse(struct kvti_outcome *ret, const struct kvt_error *err)
     kvti_local_verdict(ret, state, err->code, err->os_errno, "%s", err->text);
 }
 
+static int look(struct kvti_local_target *target, struct kvt_error *err)
+{
+    uint64_t begin_ns = kvti_now_ns();
+    int code = kvti_ident_check(target, err);
+
+    atomic_store(&target->seen_ns, code == KVT_OK ? begin_ns : 0);
+    return code;
+}
+
 /* Two good looks at who the target is prove all that lies between them, since
  * an address space that is gone does not come back. The one before a copy only
  * keeps us out of a process that has just taken over the pid: one that was good
@@ -162,21 +176,20 @@ static void refuse(struct kvti_outcome *ret, const struct kvt_error *err)
  * follows a moment later. */
 static int look_before(struct kvti_local_target *target, struct kvt_error *err)
 {
-    uint64_t seen_ns = atomic_load(&target->seen_ns);
+    uint64_t age_ns = kvti_now_ns() - atomic_load(&target->seen_ns);
 
-    if (kvti_now_ns() - seen_ns < FRESH_NS) {
+    if (age_ns < FRESH_NS ||
+        (age_ns < LIVING_NS && kvti_life_shown(target->gate))) {
         return KVT_OK;
     }
-    return kvti_ident_check(target, err);
+    return look(target, err);
 }
 
+/* The kernel marks the end of the target's thread before the address space goes,
+ * so what still lives had its own when we wrote. */
 static int look_after(struct kvti_local_target *target, struct kvt_error *err)
 {
-    uint64_t begin_ns = kvti_now_ns();
-    int code = kvti_ident_check(target, err);
-
-    atomic_store(&target->seen_ns, code == KVT_OK ? begin_ns : 0);
-    return code;
+    return kvti_life_shown(target->gate) ? KVT_OK : look(target, err);
 }
 
 void kvti_local_run(struct kvti_local_conn *conn,

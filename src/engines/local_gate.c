@@ -35,6 +35,8 @@
 
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2,
                "a lock inside an atomic would not be shared");
+_Static_assert(offsetof(struct kvti_gate_page, life) == 128,
+               "and so is the place of this word");
 _Static_assert(sizeof(struct kvti_gate_page) ==
                    4096 + KVTI_GATE_SLOTS * 64 + KVTI_GATE_ENTRIES * 4,
                "the gate's size is part of the protocol");

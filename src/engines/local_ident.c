@@ -8,7 +8,8 @@
  * this memory is still that of the transport, and so that the process lives:
  * nobody else has those bytes, and their page is wiped on fork and gone after
  * exec and close. An address space that is gone does not come back, so two good
- * reads bracket what was written between them. A bad one is explained by the
+ * reads bracket what was written between them. The second is spared where the
+ * process shows that it lives (local_life.c). A bad one is explained by the
  * pidfd, which was checked against the start time once: it tells a process that
  * is gone from one that took its pid.
  */

@@ -330,6 +330,11 @@ static void explain(const struct mover *mover, const struct place *place,
                            "now: it changed its user or its settings",
                            pid);
         break;
+    case ENOSYS:
+        kvti_local_verdict(ret, KVT_FAILED, KVT_EUNSUPPORTED, ENOSYS,
+                           "a seccomp filter forbids process_vm_readv and "
+                           "process_vm_writev now");
+        break;
     case ENOMEM:
         kvti_local_verdict(ret, KVT_FAILED, KVT_ENOMEM, ENOMEM,
                            "the kernel has no memory to copy to or from "

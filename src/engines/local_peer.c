@@ -476,6 +476,7 @@ void *kvti_local_helper(void *arg)
     struct kvti_local_worker *helper = arg;
     struct kvti_local *engine = helper->engine;
 
+    kvti_life_begin(&engine->life, engine->gate.page);
     pthread_mutex_lock(&engine->mu);
     while (!engine->stop) {
         struct kvti_list *job = kvti_list_take(&engine->jobs);
@@ -499,6 +500,7 @@ void *kvti_local_helper(void *arg)
         atomic_store(&helper->heartbeat.busy_since_ns, 0);
         pthread_mutex_lock(&engine->mu);
     }
+    kvti_life_end(&engine->life, engine->gate.page);
     kvti_local_thread_end_locked(engine);
     pthread_mutex_unlock(&engine->mu);
     return NULL;
