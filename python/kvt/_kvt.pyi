@@ -553,10 +553,17 @@ class _Claim:
 
 # for kvt.vllm only
 class _Flights:
-    """Transfers that are not reported yet."""
+    """Transfers that are not reported yet. `nothing` is what a poll gives that
+    finds nothing, and its class that of other answers."""
 
     def __new__(
-        cls, transport: Transport, layout: int, more: object = ..., /
+        cls,
+        transport: Transport,
+        layout: int,
+        peers: dict[str, Any],
+        nothing: tuple[Any, ...],
+        more: object = ...,
+        /,
     ) -> Self: ...
     @property
     def count(self) -> int: ...
@@ -564,6 +571,23 @@ class _Flights:
         """Its _Peer and kvt's id."""
     def forget(self, number: object, /) -> bool:
         """Whether it was there."""
+    def fail(self, number: object, /) -> bool:
+        """Has it reported as failed: whether it was there."""
+    @property
+    def replaced(self) -> dict[str, list[Any]]:
+        """By name: peers that others took the place of."""
+
+class _Polled:
+    """poll() for a class that has a method _look_closer(peer_id), which looks closer
+    and gives the list of peers to report of, and the answer _NOTHING."""
+
+    @property
+    def _flights(self) -> Any: ...
+    @_flights.setter
+    def _flights(self, value: _Flights | None) -> None: ...
+    def poll(self, peer_id: str | None = None) -> Any:
+        """The transfers, of one peer or of all, that ended since the last
+        poll: done, or failed with nothing of them under way any more."""
 
 class _Peer:
     """One registration that can be written to."""
@@ -583,14 +607,18 @@ class _Peer:
     def closed(self, value: bool) -> None: ...
     @property
     def watched(self) -> bool:
-        """Whether poll() gives both lists each time."""
+        """Whether each poll is to be looked at closer."""
     @watched.setter
     def watched(self, value: bool) -> None: ...
     def write(self, local: Indices, remote: Indices, /) -> int:
         """Starts to write blocks: the flight's number."""
-    def poll(self) -> list[int] | tuple[list[int], list[Result]] | None:
-        """What ended since the last poll: None, numbers that are all done, or
-        these and the Results of flights that are not, if the peer has to be
-        looked at more closely."""
+    @property
+    def odd(self) -> list[Result]:
+        """Of flights that are not done, to be looked at closer."""
+    def look(self) -> bool:
+        """Finds what ended: whether something has to be looked at closer."""
+    def flying(self) -> list[tuple[int, int]]:
+        """Its flights: numbers, and kvt's ids."""
     def clear(self) -> list[tuple[int, int]]:
-        """Forgets the peer's flights: numbers, and kvt's ids."""
+        """Forgets the peer's flights, and what is to be reported of others:
+        numbers, and kvt's ids."""

@@ -239,13 +239,23 @@ static int drain_results(struct kvtpy_transport *self, kvt_peer peer,
 static int drain_kept(struct kvtpy_transport *self, kvt_peer peer,
                       kvtpy_take *take, void *ctx)
 {
-    PyObject *list = PyList_New(0);
-    int failed = list == NULL ? -1 : take_kept(self, peer, UINT64_MAX, list);
+    Py_ssize_t i = 0;
+    int failed = 0;
 
-    for (Py_ssize_t i = 0; failed == 0 && i < PyList_Size(list); i++) {
-        failed = take(ctx, kvtpy_result_get(PyList_GetItem(list, i)));
+    while (failed == 0 && i < PyList_Size(self->kept)) {
+        const struct kvt_result *result = kvtpy_result_get(
+            PyList_GetItem(self->kept, i));
+
+        if (result->peer != peer) {
+            i++;
+        } else {
+            failed = take(ctx, result);
+            if (PyList_SetSlice(self->kept, i, i + 1, NULL) != 0) {
+                failed = -1;
+            }
+        }
     }
-    Py_XDECREF(list);
+    kvtpy_kept_signal(self);
     return failed;
 }
 
@@ -256,7 +266,7 @@ int kvtpy_drain(struct kvtpy_transport *self, kvt_peer peer, kvtpy_take *take,
     int failed = 0;
     int count = BATCH;
 
-    if (PyList_Size(self->kept) > 0) {
+    if (kvtpy_list_size(self->kept) > 0) {
         failed = drain_kept(self, peer, take, ctx);
     }
     while (count == BATCH && failed == 0) {
@@ -264,6 +274,9 @@ int kvtpy_drain(struct kvtpy_transport *self, kvt_peer peer, kvtpy_take *take,
         if (count < 0) {
             (void)kvtpy_raise(count, NULL);
             return -1;
+        }
+        if (count == 0) {
+            break; /* the common case */
         }
         failed = file_results(self, results, count, take, ctx);
     }

@@ -1,72 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvt._kvt._Flights and _Peer: the transfers that kvt.vllm has started and not
- * reported yet, and the two calls of it that an engine makes all the time.
- *
- * A flight is in the table from the call that starts it until it is reported or
- * forgotten: our number for it, which is the transfer's user_data, kvt's id,
- * and its peer. What goes as it should ends here; a peer whose transfers or
- * link do not is left to kvt/vllm/_flights.py.
- *
- * All under the GIL, and no call here releases it: so a transfer and its entry
- * come and go in one step, and no lock is needed. A write of a million indices
- * keeps other threads waiting for some milliseconds, which is what the
- * interpreter gives a thread at a time anyway.
+ * kvt._kvt._Flights and _Peer: the table of flights, and the call that starts
+ * one (flights.h).
  */
-#include "kvtpy.h"
+#include "flights.h"
 
 #include <stddef.h>
 #include <stdlib.h>
 #include <structmember.h>
-#include <time.h>
 
 #define SLOTS_MIN 64
 
-struct peer;
-
-struct flight {
-    uint64_t number;
-    kvt_xfer xfer;
-    struct peer *peer; /* a reference; NULL: a free slot */
-};
-
-/* Numbers follow each other, so that their lowest bits are a hash without
- * collisions until old ones remain; then the next free slot is taken. */
-struct flights {
-    PyObject_HEAD PyObject *owner; /* the transport */
-    kvt_layout layout;             /* our blocks */
-    uint64_t next;                 /* the next number */
-    struct flight *slots;
-    size_t capacity; /* a power of 2, or 0 */
-    Py_ssize_t count;
-};
-
-struct peer {
-    PyObject_HEAD struct flights *flights; /* a reference */
-    kvt_peer id;
-    kvt_layout layout;     /* its blocks */
-    Py_ssize_t count;      /* of its flights */
-    struct timespec asked; /* when poll() last asked about the link */
-    char closed;           /* takes no more writes */
-    char watched;          /* each poll is to be looked at */
-};
-
-static PyTypeObject *flights_type;
-static PyTypeObject *peer_type;
-
-static struct flights *flights_of(PyObject *object)
-{
-    return (struct flights *)(void *)object;
-}
-
-static struct peer *peer_of(PyObject *object)
-{
-    return (struct peer *)(void *)object;
-}
+PyTypeObject *kvtpy_flights_type;
+PyTypeObject *kvtpy_peer_type;
 
 /* --------------------------------------------------------------- the table */
 
-static struct flight *find(const struct flights *flights, uint64_t number)
+struct flight *kvtpy_flight_find(const struct flights *flights, uint64_t number)
 {
     size_t mask = flights->capacity - 1;
 
@@ -120,8 +70,7 @@ static int reserve(struct flights *flights)
     return 0;
 }
 
-/* The peer's reference may be the last. */
-static void forget(struct flights *flights, struct flight *flight)
+void kvtpy_flight_end(struct flights *flights, struct flight *flight)
 {
     struct flight *slots = flights->slots;
     size_t mask = flights->capacity - 1;
@@ -138,9 +87,14 @@ static void forget(struct flights *flights, struct flight *flight)
         }
     }
     slots[hole].peer = NULL;
-    flights->count--;
-    peer->count--;
     Py_DECREF((PyObject *)peer);
+}
+
+void kvtpy_flight_forget(struct flights *flights, struct flight *flight)
+{
+    flights->count--;
+    flight->peer->count--;
+    kvtpy_flight_end(flights, flight);
 }
 
 /* ------------------------------------------------------------------ writes */
@@ -206,107 +160,6 @@ static PyObject *write_blocks(PyObject *self, PyObject *const *args,
     return number;
 }
 
-/* ------------------------------------------------------------------- polls */
-
-struct ended {
-    struct flights *flights;
-    PyObject *done; /* list of numbers, or NULL while empty, as is... */
-    PyObject *odd;  /* ...list of Result */
-};
-
-static int append(PyObject **list, PyObject *item)
-{
-    int failed = -1;
-
-    if (item == NULL) {
-        return -1;
-    }
-    if (*list == NULL) {
-        *list = PyList_New(0);
-    }
-    if (*list != NULL) {
-        failed = PyList_Append(*list, item);
-    }
-    Py_DECREF(item);
-    return failed;
-}
-
-static int take(void *ctx, const struct kvt_result *result)
-{
-    struct ended *ended = ctx;
-    struct flight *flight = find(ended->flights, result->user_data);
-
-    if (flight == NULL || flight->xfer != result->id) {
-        return 0; /* forgotten, or not one of ours */
-    }
-    if (result->state != KVT_DONE) {
-        return append(&ended->odd, kvtpy_result_new(result));
-    }
-    forget(ended->flights, flight);
-    return append(&ended->done, PyLong_FromUnsignedLongLong(result->user_data));
-}
-
-/* The two lists; takes them over. */
-static PyObject *pair(struct ended *ended)
-{
-    PyObject *done = ended->done == NULL ? PyList_New(0) : ended->done;
-    PyObject *odd = ended->odd == NULL ? PyList_New(0) : ended->odd;
-    PyObject *both = NULL;
-
-    if (done != NULL && odd != NULL) {
-        both = PyTuple_Pack(2, done, odd);
-    }
-    Py_XDECREF(done);
-    Py_XDECREF(odd);
-    return both;
-}
-
-/* Whether the peer is to be looked at, since it takes no writes. The library
- * takes its lock to answer, which a caller that does nothing but poll would
- * keep from the control thread: so once a tick of the clock, some ms. */
-static bool is_down(struct peer *peer, kvt_transport *t)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-    if (now.tv_nsec == peer->asked.tv_nsec &&
-        now.tv_sec == peer->asked.tv_sec) {
-        return false;
-    }
-    peer->asked = now;
-    return kvt_peer_loaded(t, peer->id) != 1;
-}
-
-static PyObject *poll_flights(PyObject *self, PyObject *unused)
-{
-    struct peer *peer = peer_of(self);
-    struct ended ended = {.flights = peer->flights};
-    kvt_transport *t = kvtpy_get(ended.flights->owner);
-
-    (void)unused;
-    if (t == NULL) {
-        return NULL;
-    }
-    if (peer->count == 0 && !peer->watched) {
-        Py_RETURN_NONE;
-    }
-    kvtpy_log_drain();
-    if (kvtpy_drain(kvtpy_self(ended.flights->owner), peer->id, take, &ended) !=
-        0) {
-        Py_XDECREF(ended.done);
-        Py_XDECREF(ended.odd);
-        return NULL;
-    }
-    if (ended.odd != NULL || peer->watched ||
-        (ended.done == NULL && is_down(peer, t))) {
-        return pair(&ended);
-    }
-    if (ended.done != NULL) {
-        return ended.done;
-    }
-    Py_RETURN_NONE;
-}
-
 /* ------------------------------------------------------- looking closer */
 
 /* The flight of a number, which may be any object, or NULL without an error. */
@@ -320,7 +173,7 @@ static struct flight *find_object(const struct flights *flights,
     if (number != NULL) {
         value = PyLong_AsUnsignedLongLong(number);
         if (PyErr_Occurred() == NULL) {
-            flight = find(flights, value);
+            flight = kvtpy_flight_find(flights, value);
         }
         Py_DECREF(number);
     }
@@ -346,18 +199,38 @@ static PyObject *forget_flight(PyObject *self, PyObject *object)
     if (flight == NULL) {
         Py_RETURN_FALSE;
     }
-    forget(flights_of(self), flight);
+    kvtpy_flight_forget(flights_of(self), flight);
     Py_RETURN_TRUE;
 }
 
-/* Forgets a peer's flights: numbers and ids to `ret`. */
-static size_t clear_peer(struct peer *peer, uint64_t *ret)
+static PyObject *fail_flight(PyObject *self, PyObject *object)
+{
+    struct flights *flights = flights_of(self);
+    struct flight *flight = find_object(flights, object);
+    uint64_t number;
+
+    if (flight == NULL) {
+        Py_RETURN_FALSE;
+    }
+    number = flight->number;
+    if (kvtpy_append(flight->peer->failed,
+                     PyLong_FromUnsignedLongLong(number)) != 0) {
+        return NULL;
+    }
+    flight->peer->owed++;
+    kvtpy_flight_end(flights, flight);
+    Py_RETURN_TRUE;
+}
+
+/* A peer's flights, numbers and ids, to `ret`; in one step, as nothing here
+ * allocates. */
+static size_t gather(struct peer *peer, bool forget, uint64_t *ret)
 {
     struct flights *flights = peer->flights;
     size_t count = 0;
     size_t i = 0;
 
-    while (i < flights->capacity && peer->count > 0) {
+    while (i < flights->capacity) {
         struct flight *flight = &flights->slots[i];
 
         if (flight->peer != peer) {
@@ -366,19 +239,21 @@ static size_t clear_peer(struct peer *peer, uint64_t *ret)
         }
         ret[count++] = flight->number;
         ret[count++] = flight->xfer;
-        forget(flights, flight); /* another one may have moved up to here */
+        if (forget) {
+            kvtpy_flight_forget(flights, flight); /* another one moves up */
+        } else {
+            i++;
+        }
     }
     return count / 2;
 }
 
-static PyObject *clear(PyObject *self, PyObject *unused)
+static PyObject *list_flights(struct peer *peer, bool forget)
 {
-    struct peer *peer = peer_of(self);
     PyObject *list = PyList_New(0);
     uint64_t *found;
     size_t count;
 
-    (void)unused;
     if (list == NULL) {
         return NULL;
     }
@@ -387,15 +262,29 @@ static PyObject *clear(PyObject *self, PyObject *unused)
         Py_DECREF(list);
         return PyErr_NoMemory();
     }
-    count = clear_peer(peer, found);
+    count = gather(peer, forget, found);
     for (size_t i = 0; i < count && list != NULL; i++) {
-        if (append(&list, Py_BuildValue("(KK)", found[2 * i],
-                                        found[2 * i + 1])) != 0) {
+        if (kvtpy_append(list, Py_BuildValue("(KK)", found[2 * i],
+                                             found[2 * i + 1])) != 0) {
             Py_CLEAR(list);
         }
     }
     free(found);
     return list;
+}
+
+static PyObject *flying(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return list_flights(peer_of(self), false);
+}
+
+static PyObject *clear(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return kvtpy_peer_drop_owed(peer_of(self)) != 0
+               ? NULL
+               : list_flights(peer_of(self), true);
 }
 
 /* --------------------------------------------------------------- the types */
@@ -405,20 +294,32 @@ static PyObject *new_flights(PyTypeObject *type, PyObject *args,
 {
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     unsigned long long layout;
+    PyObject *nothing;
+    PyObject *peers;
     PyObject *more; /* for the __init__() of the class in Python */
     PyObject *owner;
     PyObject *self;
 
     (void)keywords;
-    if (!PyArg_ParseTuple(args, "O!K|O:_Flights", kvtpy_transport_type, &owner,
-                          &layout, &more)) {
+    if (!PyArg_ParseTuple(args, "O!KO!O|O:_Flights", kvtpy_transport_type,
+                          &owner, &layout, &PyDict_Type, &peers, &nothing,
+                          &more)) {
         return NULL;
     }
     self = alloc(type, 0);
-    if (self != NULL) {
-        Py_INCREF(owner);
-        flights_of(self)->owner = owner;
-        flights_of(self)->layout = layout;
+    if (self == NULL) {
+        return NULL;
+    }
+    Py_INCREF(owner);
+    flights_of(self)->owner = owner;
+    flights_of(self)->layout = layout;
+    Py_INCREF(peers);
+    flights_of(self)->peers = peers;
+    Py_INCREF(nothing);
+    flights_of(self)->nothing = nothing;
+    flights_of(self)->replaced = PyDict_New();
+    if (flights_of(self)->replaced == NULL) {
+        Py_CLEAR(self);
     }
     return self;
 }
@@ -429,6 +330,9 @@ static int traverse_flights(PyObject *self, visitproc visit, void *arg)
 
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(flights->owner);
+    Py_VISIT(flights->peers);
+    Py_VISIT(flights->replaced);
+    Py_VISIT(flights->nothing);
     for (size_t i = 0; i < flights->capacity; i++) {
         Py_VISIT((PyObject *)flights->slots[i].peer);
     }
@@ -441,8 +345,11 @@ static int clear_flights(PyObject *self)
 
     for (size_t i = 0; i < flights->capacity; i++) {
         while (flights->slots[i].peer != NULL) {
-            forget(flights, &flights->slots[i]);
+            kvtpy_flight_forget(flights, &flights->slots[i]);
         }
+    }
+    if (flights->replaced != NULL) {
+        PyDict_Clear(flights->replaced);
     }
     return 0;
 }
@@ -455,6 +362,9 @@ static void dealloc_flights(PyObject *self)
     (void)clear_flights(self);
     free(flights_of(self)->slots);
     Py_CLEAR(flights_of(self)->owner);
+    Py_CLEAR(flights_of(self)->peers);
+    Py_CLEAR(flights_of(self)->replaced);
+    Py_CLEAR(flights_of(self)->nothing);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -470,8 +380,8 @@ static PyObject *new_peer(PyTypeObject *type, PyObject *args,
     PyObject *self;
 
     (void)keywords;
-    if (!PyArg_ParseTuple(args, "O!KK|O:_Peer", flights_type, &flights, &id,
-                          &layout, &more)) {
+    if (!PyArg_ParseTuple(args, "O!KK|O:_Peer", kvtpy_flights_type, &flights,
+                          &id, &layout, &more)) {
         return NULL;
     }
     self = alloc(type, 0);
@@ -480,6 +390,13 @@ static PyObject *new_peer(PyTypeObject *type, PyObject *args,
         peer_of(self)->flights = flights_of(flights);
         peer_of(self)->id = id;
         peer_of(self)->layout = layout;
+        peer_of(self)->done = PyList_New(0);
+        peer_of(self)->failed = PyList_New(0);
+        peer_of(self)->odd = PyList_New(0);
+        if (peer_of(self)->done == NULL || peer_of(self)->failed == NULL ||
+            peer_of(self)->odd == NULL) {
+            Py_CLEAR(self);
+        }
     }
     return self;
 }
@@ -495,9 +412,14 @@ static int traverse_peer(PyObject *self, visitproc visit, void *arg)
 static void dealloc_peer(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
+    struct peer *peer = peer_of(self);
 
     PyObject_GC_UnTrack(self);
-    Py_DECREF((PyObject *)peer_of(self)->flights);
+    peer->flights->count -= peer->owed; /* nobody can ask for them any more */
+    Py_CLEAR(peer->done);
+    Py_CLEAR(peer->failed);
+    Py_CLEAR(peer->odd);
+    Py_DECREF((PyObject *)peer->flights);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -505,6 +427,8 @@ static void dealloc_peer(PyObject *self)
 static PyMemberDef flights_members[] = {
     {"count", T_PYSSIZET, (Py_ssize_t)offsetof(struct flights, count), READONLY,
      "Of all peers' flights."},
+    {"replaced", T_OBJECT_EX, (Py_ssize_t)offsetof(struct flights, replaced),
+     READONLY, "Names and lists of peers that others took the place of."},
     {NULL, 0, 0, 0, NULL}};
 
 static PyMethodDef flights_methods[] = {
@@ -512,6 +436,9 @@ static PyMethodDef flights_methods[] = {
      "find($self, number, /)\n--\n\n(peer, transfer), or None."},
     {"forget", forget_flight, METH_O,
      "forget($self, number, /)\n--\n\nWhether it was there."},
+    {"fail", fail_flight, METH_O,
+     "fail($self, number, /)\n--\n\n"
+     "Has it reported as failed: whether it was there."},
     {NULL, NULL, 0, NULL}};
 
 static PyMemberDef peer_members[] = {
@@ -520,7 +447,9 @@ static PyMemberDef peer_members[] = {
     {"count", T_PYSSIZET, AT(count), READONLY, "Of its flights."},
     {"closed", T_BOOL, AT(closed), 0, "Whether it takes no more writes."},
     {"watched", T_BOOL, AT(watched), 0,
-     "Whether poll() gives both lists each time."},
+     "Whether each poll is to be looked at closer."},
+    {"odd", T_OBJECT_EX, AT(odd), READONLY,
+     "Results of flights that are not done, to be looked at closer."},
 #undef AT
     {NULL, 0, 0, 0, NULL}};
 
@@ -528,19 +457,22 @@ static PyMethodDef peer_methods[] = {
     {"write", (PyCFunction)(void (*)(void))write_blocks, METH_FASTCALL,
      "write($self, local, remote, /)\n--\n\n"
      "Starts to write blocks: the flight's number."},
-    {"poll", poll_flights, METH_NOARGS,
-     "poll($self, /)\n--\n\n"
-     "What ended since the last poll. None if nothing did; a list of numbers\n"
-     "if all of it is done; else, or if the peer takes no writes, a pair: the\n"
-     "list, and one of the Results of flights that are not done. Those are\n"
-     "not forgotten."},
+    {"look", kvtpy_peer_look_at, METH_NOARGS,
+     "look($self, /)\n--\n\n"
+     "Finds what ended: whether something has to be looked at closer."},
+    {"flying", flying, METH_NOARGS,
+     "flying($self, /)\n--\n\nIts flights: a list of (number, transfer)."},
     {"clear", clear, METH_NOARGS,
      "clear($self, /)\n--\n\n"
-     "Forgets the peer's flights: a list of (number, transfer)."},
+     "Forgets the peer's flights, and what is to be reported of others: a "
+     "list\n"
+     "of (number, transfer)."},
     {NULL, NULL, 0, NULL}};
 
 static const char flights_doc[] =
-    "_Flights(transport, layout): transfers that are not reported yet.";
+    "_Flights(transport, layout, peers, nothing): transfers that are not\n"
+    "reported yet. Peers are those of now, by name; nothing is what a poll\n"
+    "gives that finds nothing, and its class that of other answers.";
 static const char peer_doc[] =
     "_Peer(flights, id, layout): one registration that can be written to.";
 
@@ -573,7 +505,7 @@ int kvtpy_flights_init(PyObject *module)
         .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
         .slots = peer_slots};
 
-    return kvtpy_add_type(module, &flights_spec, &flights_type) != 0
+    return kvtpy_add_type(module, &flights_spec, &kvtpy_flights_type) != 0
                ? -1
-               : kvtpy_add_type(module, &peer_spec, &peer_type);
+               : kvtpy_add_type(module, &peer_spec, &kvtpy_peer_type);
 }

@@ -37,6 +37,16 @@
         Py_END_ALLOW_THREADS                                                   \
     } while (0)
 
+/* Of what is known to be a list. */
+static inline Py_ssize_t kvtpy_list_size(PyObject *list)
+{
+#ifdef Py_LIMITED_API
+    return PyList_Size(list);
+#else
+    return PyList_GET_SIZE(list);
+#endif
+}
+
 /* ------------------------------------------------------------------ errors */
 
 /* Imports the exception classes. */
@@ -236,6 +246,7 @@ int kvtpy_observe_init(PyObject *module);
 int kvtpy_shm_init(PyObject *module);
 int kvtpy_transport_init(PyObject *module);
 int kvtpy_flights_init(PyObject *module);
+int kvtpy_polled_init(PyObject *module);
 
 /* Makes a heap type and adds it to the module; *ret keeps a reference. */
 int kvtpy_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **ret);

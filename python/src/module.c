@@ -144,7 +144,8 @@ static int execute(PyObject *module)
                    kvtpy_observe_init(module) != 0 ||
                    kvtpy_shm_init(module) != 0 ||
                    kvtpy_transport_init(module) != 0 ||
-                   kvtpy_flights_init(module) != 0 || register_shutdown() != 0
+                   kvtpy_flights_init(module) != 0 ||
+                   kvtpy_polled_init(module) != 0 || register_shutdown() != 0
                ? -1
                : 0;
 }

@@ -317,6 +317,7 @@ def test_a_peer_added_again_keeps_the_transfers_of_before(sides: Sides) -> None:
     done, failed = a.results(1, "b")
     assert done + failed == [number]
     assert b.pool.wrong() == []
+    assert a.transport.poll("b") == NOTHING
     assert a.transport._flights is not None
     assert a.transport._flights.take_replaced("b") == []
 

@@ -8,14 +8,17 @@ in a seeded random order; after each step the table says what a dictionary says.
 from __future__ import annotations
 
 import gc
+import logging
+import os
 import random
+import signal
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
 import kvt
-from kvt.vllm import _flights
+from kvt.vllm import PollResult, _flights
 from stage import until
 from vllm_support.sides import Side, Sides, choose
 
@@ -121,11 +124,12 @@ def test_what_is_cancelled_before_it_is_reported_is_not(sides: Sides) -> None:
     assert number is not None
     until("it is over", lambda: a.inner().stats().undrained == 1)
     peer = a.transport._peers["b"]
-    ended = peer.poll()
-    assert isinstance(ended, tuple)
-    assert [result.user_data for result in ended[1]] == [number]
+    assert peer.look()
+    assert [result.user_data for result in peer.odd] == [number]
     assert a.transport.cancel([number]) == []
-    assert table(a).settle(peer, ended[1]) == []
+    table(a).settle(peer)
+    assert peer.odd == []
+    assert a.transport.poll("b") == ((), ())
 
 
 @pytest.mark.parametrize("again", [True, False])
@@ -161,12 +165,138 @@ def test_flights_are_collected_with_the_rest() -> None:
         memory = bytearray(4096)
         transport.register(memory)
         run = (kvt.region_of(memory).addr, 64, 64)
-        flights = Flights(transport, transport.prepare("ours", [run]), "agent")
+        ours = transport.prepare("ours", [run])
+        peers: dict[str, _flights.Peer] = {}
+        flights = Flights(transport, ours, peers, PollResult((), ()), "agent")
         peer = _flights.Peer(flights, 7, 7, "nobody")
         with pytest.raises(kvt.NotFound):
             peer.write([0], [0])
         flights.replaced["nobody"] = [peer]
+        peers["nobody"] = peer
         gone = weakref.ref(flights)
-        del flights, peer
+        del flights, peer, peers
         gc.collect()
         assert gone() is None
+
+
+# -------------------------------------------------- polls that fail half-way
+
+
+class Stop(BaseException):
+    pass
+
+
+def ended(a: Side, rules: str = "") -> list[int]:
+    """Three transfers that nobody has polled yet."""
+    a.fault(rules)
+    numbers = [a.transport.write_blocks("b", [n], [n]) for n in range(3)]
+    until("they are over", lambda: a.inner().stats().undrained == 3)
+    return [number for number in numbers if number is not None]
+
+
+def broken_answers(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """What is raised while the answer of the next poll is made."""
+    make = PollResult.__new__
+
+    def fail(cls: type[PollResult], *args: object) -> PollResult:
+        monkeypatch.setattr(PollResult, "__new__", make)
+        if why == "a handler":
+            os.kill(os.getpid(), signal.SIGUSR1)
+            return make(cls, *args)  # type: ignore[arg-type]
+        raise MemoryError
+
+    monkeypatch.setattr(PollResult, "__new__", fail)
+
+
+@pytest.mark.parametrize("asked", ["b", None])
+@pytest.mark.parametrize("why", ["a handler", "no memory"])
+def test_a_poll_that_fails_loses_nothing(
+    why: str, asked: str | None, sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise Stop
+
+    a, _ = sides.two()
+    numbers = ended(a)
+    former = signal.signal(signal.SIGUSR1, stop)
+    try:
+        broken_answers(monkeypatch, why)
+        with pytest.raises(Stop if why == "a handler" else MemoryError):
+            a.transport.poll(asked)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert table(a).count == 3
+    assert a.transport.poll(asked) == (numbers, ())
+    assert a.transport.poll(asked) == ((), ())
+    assert table(a).count == 0
+
+
+@pytest.mark.parametrize("asked", ["b", None])
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_look_at_failures_that_fails_loses_nothing(
+    at: int, asked: str | None, sides: Sides
+) -> None:
+    """The warning of one of them runs code that raises."""
+    seen = []
+
+    def raise_once(record: logging.LogRecord) -> bool:
+        if "check_xfer_state failed" in record.getMessage():
+            seen.append(record)
+            if len(seen) == at:
+                raise Stop
+        return True
+
+    a, _ = sides.two()
+    first, *others = ended(a, "fail=2-3")
+    _flights.logger.addFilter(raise_once)
+    try:
+        with pytest.raises(Stop):
+            a.transport.poll(asked)
+        assert a.transport.poll(asked) == ([first], others)
+    finally:
+        _flights.logger.removeFilter(raise_once)
+    assert a.transport.poll(asked) == ((), ())
+    assert table(a).count == 0
+
+
+@pytest.mark.parametrize("asked", ["b", None])
+@pytest.mark.parametrize("rules", ["", "fail=2-3"])
+def test_a_poll_without_memory_loses_nothing(
+    rules: str, asked: str | None, sides: Sides
+) -> None:
+    """Each of its allocations fails once. Python itself sometimes says
+    SystemError then."""
+    testcapi = pytest.importorskip("_testcapi")
+    a, _ = sides.two()
+    failed = 0
+    for nth in range(1, 12 if not rules else 60):
+        numbers = ended(a, rules)
+        found: list[int] = []
+        testcapi.set_nomemory(nth, nth + 1)
+        try:
+            answer = a.transport.poll(asked)
+        except (MemoryError, SystemError):
+            answer = None
+        finally:
+            testcapi.remove_mem_hooks()
+        failed += answer is None
+        if answer is not None:
+            found += [*answer.done, *answer.failed]
+        answer = a.transport.poll(asked)
+        found += [*answer.done, *answer.failed]
+        assert sorted(found) == numbers
+        assert table(a).count == 0
+    assert failed > 0
+
+
+def test_a_peer_that_goes_takes_along_what_was_not_reported(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _ = sides.two()
+    ended(a)
+    broken_answers(monkeypatch, "no memory")
+    with pytest.raises(MemoryError):
+        a.transport.poll("b")
+    a.transport.remove_remote_peer("b")
+    assert table(a).count == 0
+    assert a.transport.poll() == ((), ())

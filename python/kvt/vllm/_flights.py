@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transfers of a NixlTransport that it has not reported yet.
 
-The extension (flights.c) has the table of them, starts them, and ends those
-that are done. What is here is for the others, and for peers that go away. It
-runs under the lock of the NixlTransport, but other threads may start and end
-flights meanwhile: what is to be reported is therefore first forgotten, and
-whoever forgets a flight reports it.
+The extension (flights.h) has the table of them, starts them, ends those that
+are done, and makes the answers of poll(). What is here is for the others, and
+for peers that go away. It runs under the lock of the NixlTransport, but other
+threads may start and end flights meanwhile. It may be left half-way by any
+exception, and goes on in the next poll: a flight that failed is owed from the
+call that takes it out of the table, and a Result is dropped last.
 
 A transfer is a flight from write_blocks() until it is reported, cancelled or
 dropped. A lost one stays: its blocks must not be reused, so cancel(mode="wait")
@@ -22,7 +23,7 @@ from collections.abc import Iterable
 import kvt
 from kvt import _kvt
 
-from ._base import CancelMode
+from ._base import CancelMode, PollResult
 from ._plugin import HOME
 
 # Under vLLM's own name: filters and levels that are set for it go on working.
@@ -48,10 +49,16 @@ class Peer(_kvt._Peer):
 
 
 class Flights(_kvt._Flights):
+    replaced: dict[str, list[Peer]]
+
     def __init__(
-        self, transport: kvt.Transport, layout: int, agent_name: str
+        self,
+        transport: kvt.Transport,
+        layout: int,
+        peers: dict[str, Peer],
+        nothing: PollResult,
+        agent_name: str,
     ) -> None:
-        self.replaced: dict[str, list[Peer]] = {}
         self._agent_name = agent_name
         self._transport = transport
 
@@ -96,10 +103,9 @@ class Flights(_kvt._Flights):
 
     # ------------------------------------------------------------------ polls
 
-    def collect(
-        self, name: str | None, current: dict[str, Peer]
-    ) -> tuple[list[int], list[int]]:
-        """What ended, of one peer or of all: done, failed."""
+    def collect(self, name: str | None, current: dict[str, Peer]) -> list[Peer]:
+        """Finds what ended: the peer of a name, those it took the place of, or
+        all."""
         if name is None:
             peers = [*current.values()]
             for replaced in self.replaced.values():
@@ -108,38 +114,34 @@ class Flights(_kvt._Flights):
             peers = self.replaced.get(name, [])[:]
             if name in current:
                 peers.insert(0, current[name])
-        done: list[int] = []
-        failed: list[int] = []
         for peer in peers:
-            ended = peer.poll()
-            if isinstance(ended, tuple):
-                done += ended[0]
-                failed += self.settle(peer, ended[1])
-            elif ended:
-                done += ended
-        return done, failed
+            if peer.look():
+                self.settle(peer)
+        return peers
 
-    def settle(self, peer: Peer, results: list[kvt.Result]) -> list[int]:
-        """Looks closer at a peer, and at results that are not done: the numbers
-        of those flights that failed."""
-        failed: list[int] = []
+    def settle(self, peer: Peer) -> None:
+        """Looks closer at a peer, and at its Results that are not done."""
+        results = peer.odd[:]
         for result in results:
             number = result.user_data
+            if self.find(number) is None:
+                continue
             if result.state != kvt.State.CANCELLED:
                 self._warn(number, result.error)
             if result.quiescent:
-                self._report(peer, number, failed)
-            elif self.find(number):
+                self._report(peer, number)
+            else:
                 peer.lost.add(number)
+        del peer.odd[: len(results)]
         for number in [n for n in peer.lost if self._proven(n)]:
-            self._report(peer, number, failed)
+            self._report(peer, number)
         if peer.count and self._over(peer):
-            over = self.abandon(peer)
-            for number in over:
+            flying = peer.flying()
+            self._drop([xfer for _, xfer in flying])
+            for number, _ in flying:
                 self._warn(number, f"peer={peer.name} is disconnected")
-            failed += over
+                self._report(peer, number)
         self._sweep(peer)
-        return failed
 
     def _warn(self, number: int, why: object) -> None:
         logger.warning(
@@ -149,13 +151,13 @@ class Flights(_kvt._Flights):
             why,
         )
 
-    def _report(self, peer: Peer, number: int, to: list[int]) -> None:
+    def _report(self, peer: Peer, number: int) -> None:
+        self.fail(number)
         peer.lost.discard(number)
-        if self.forget(number):
-            to.append(number)
 
     def _sweep(self, peer: Peer) -> None:
-        """Lets go of a replaced peer when its transfers are reported."""
+        """Lets go of a replaced peer in the poll after the one that reported
+        the last of its transfers."""
         peer.watched = bool(peer.replaced or peer.lost or peer.down is not None)
         if not peer.replaced or peer.count:
             return

@@ -7,7 +7,8 @@ names, transfers by small numbers, results by two lists.
 - `_lock` guards the fields from `_layout` on, and each call on the transport
   is made under it, but for those that wait: metadata(), wait() and close(). A
   write that is accepted and a poll in which nothing goes wrong do without it:
-  they are single calls of the extension, see _flights.py.
+  they are single calls of the extension, see _flights.py. All of poll() is
+  there, but for _look_closer().
 - A peer is in `_peers` from the moment that it can be written to until it is
   removed or registered again.
 - A _Registration is in `_adds` until it is done. If it is no longer the one
@@ -28,14 +29,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import kvt
+from kvt import _kvt
 
 from . import _plugin, _registrar, _shared
 from ._base import CancelMode, DataTransport, PollResult
 from ._flights import Flights, Peer
 
 logger = logging.getLogger(_plugin.HOME)
-
-_NOTHING = PollResult(done=(), failed=())
 
 # Of our blocks, and of each peer's.
 _LAYOUT = "blocks"
@@ -64,12 +64,15 @@ class _Registration:
         self.future.set_running_or_notify_cancel()
 
 
-class NixlTransport(DataTransport):
+class NixlTransport(_kvt._Polled, DataTransport):
     """Moves KV blocks to vLLM's peers, by kvt.
 
     Every method may be called from any thread. Only close(), add_remote_peer()
     and get_agent_metadata() wait.
     """
+
+    _NOTHING = PollResult(done=(), failed=())
+    _flights: Flights | None
 
     def __init__(
         self,
@@ -88,7 +91,7 @@ class NixlTransport(DataTransport):
         self._peers: dict[str, Peer] = {}
         self._adds: dict[str, _Registration] = {}
         self._pending: set[concurrent.futures.Future[None]] = set()
-        self._flights: Flights | None = None
+        self._flights = None
         self._transport: kvt.Transport | None = None
         self._closing = False
         self._why = "it is closed"
@@ -124,7 +127,13 @@ class NixlTransport(DataTransport):
                 self._close_file()
             raise
         self._transport = transport
-        self._flights = Flights(transport, self._layout, self._agent_name)
+        self._flights = Flights(
+            transport,
+            self._layout,
+            self._peers,
+            self._NOTHING,
+            self._agent_name,
+        )
         logger.info(
             "NixlTransport %s: engine=%s backends=%s num_threads=%d",
             self._agent_name,
@@ -462,27 +471,12 @@ class NixlTransport(DataTransport):
             error,
         )
 
-    def poll(self, peer_id: str | None = None) -> PollResult:
-        """The transfers, of one peer or of all, that ended since the last
-        poll: done, or failed with nothing of them under way any more."""
-        flights = self._flights
-        if flights is None or not flights.count:
-            return _NOTHING
-        if peer_id is None or flights.replaced:
-            with self._lock:
-                done, failed = flights.collect(peer_id, self._peers)
-            return _ended(done, failed)
-        peer = self._peers.get(peer_id)
-        if peer is None:
-            return _NOTHING
-        ended = peer.poll()
-        if ended is None:
-            return _NOTHING
-        if isinstance(ended, list):
-            return PollResult(ended, ())
+    def _look_closer(self, peer_id: str | None) -> list[Peer]:
+        """For a poll() that has to look closer: whose transfers it reports."""
         with self._lock:
-            failed = flights.settle(peer, ended[1])
-        return _ended(ended[0], failed)
+            if self._flights is None:
+                return []
+            return self._flights.collect(peer_id, self._peers)
 
     def cancel(
         self, transfer_ids: Iterable[int], mode: CancelMode = "immediate"
@@ -533,12 +527,6 @@ class NixlTransport(DataTransport):
             )
         else:
             self._close_file()
-
-
-def _ended(done: list[int], failed: list[int]) -> PollResult:
-    if not done and not failed:
-        return _NOTHING
-    return PollResult(done=done or (), failed=failed or ())
 
 
 def _checked(view: memoryview) -> memoryview:
