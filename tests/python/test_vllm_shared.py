@@ -10,6 +10,7 @@ test_vllm_transport.py, and peers say how they reach them.
 from __future__ import annotations
 
 import contextlib
+import gc
 import mmap
 import os
 import tempfile
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 
 from kvt import region_of
+from kvt.vllm import NixlTransport
 from kvt.vllm._shared import backing
 from vllm_support.sides import BLOCK_LEN, ENGINES, Sides, choose
 
@@ -106,6 +108,22 @@ def test_a_descriptor_that_only_reads_is_none(tmp_path: Path) -> None:
         memory = mmap.mmap(made.fileno(), 0, prot=mmap.PROT_READ)
     begin = np.frombuffer(memory, np.uint8).ctypes.data
     assert backing(begin, 4 * PAGE) is None
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_transport_leaves_no_descriptor(
+    closed: bool, file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose("local", monkeypatch)
+    memory = mmap.mmap(file, 4 * PAGE)
+    before = descriptors()
+    transport = NixlTransport("a", memoryview(memory).cast("B", (4, PAGE)))
+    assert transport._file is not None
+    if closed:
+        transport.close()
+    del transport
+    gc.collect()
+    assert descriptors() == before
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))

@@ -73,6 +73,7 @@ class NixlTransport(_kvt._Polled, DataTransport):
 
     _NOTHING = PollResult(done=(), failed=())
     _flights: Flights | None
+    _file: int | None = None  # that the view is a mapping of
 
     def __init__(
         self,
@@ -87,7 +88,6 @@ class NixlTransport(_kvt._Polled, DataTransport):
         self._agent_name = agent_name
         self._lock = threading.Lock()
         self._layout = 0
-        self._file: int | None = None  # that the view is a mapping of
         self._peers: dict[str, Peer] = {}
         self._adds: dict[str, _Registration] = {}
         self._pending: set[concurrent.futures.Future[None]] = set()
@@ -506,6 +506,13 @@ class NixlTransport(_kvt._Polled, DataTransport):
             concurrent.futures.wait(pending, timeout=CLOSE_TIMEOUT)
         finally:
             self._end()
+
+    def __del__(self) -> None:
+        """For who drops it without close(): peers on this host may open the
+        file until the transport is closed."""
+        if self._file is not None:
+            with contextlib.suppress(kvt.Error):
+                self._end()
 
     def _end(self) -> None:
         with self._lock:
