@@ -399,6 +399,7 @@ static uint64_t turn(struct kvt_transport *t)
 
 bool kvti_ctl_run(struct kvt_transport *t)
 {
+    atomic_store(&t->leader, gettid());
     while (!t->quit) {
         uint64_t next_ns = turn(t);
 

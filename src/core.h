@@ -19,6 +19,7 @@
 #define KVTI_CORE_H
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -238,12 +239,14 @@ struct kvt_transport {
     char agent_name[KVT_NAME_MAX + 1];
     /* Not [const], but here: whoever waits for one of these shares no cache line
      * with those who work. */
-    atomic_bool sleeping;      /* the control thread may need waking */
-    atomic_bool news;          /* for the control thread's next turn */
-    atomic_bool calls_due;     /* written under mu: `calls` has one, or
+    atomic_bool sleeping;         /* the control thread may need waking */
+    atomic_bool news;             /* for the control thread's next turn */
+    atomic_bool calls_due;        /* written under mu: `calls` has one, or
                                 * notes_wanted is set */
-    atomic_bool attention_due; /* likewise: `attention` has one */
-    atomic_int caller_cpu;     /* of the last submission; -1: none */
+    atomic_bool attention_due;    /* likewise: `attention` has one */
+    atomic_int caller_cpu;        /* of the last submission; -1: none */
+    atomic_int leader;            /* the control thread's number */
+    _Atomic uint64_t kept_off_ns; /* until when; 0: it runs where it may */
     uint8_t incarnation[KVTI_INCARNATION_BYTES];
     char engine_name[32];
     struct kvti_logger logger;
@@ -299,7 +302,9 @@ struct kvt_transport {
     bool notes_wanted;    /* tell it so */
     atomic_bool fd_asked; /* written under mu */
     bool fd_signalled;
-    bool wake_due; /* kvti_wake() when mu is given back */
+    bool wake_due;     /* kvti_wake() when mu is given back */
+    pid_t kept_off;    /* the thread that is kept off a processor... */
+    cpu_set_t allowed; /* ...and where it may run else */
     struct kvt_stats stats;
     uint64_t tag_done[KVT_TAG_MAX + 1];
     uint64_t tag_bytes[KVT_TAG_MAX + 1];
@@ -459,6 +464,8 @@ void kvti_ctl_linger(struct kvt_transport *t);
 /* Onto another processor than that of who submitted last; false if we are on
  * the same one and stay there. */
 bool kvti_ctl_step_aside(struct kvt_transport *t);
+/* For a caller that is about to wake the control thread and goes on. */
+void kvti_keep_off_locked(struct kvt_transport *t);
 /* Until news, a ready descriptor, or `until_ns`. */
 void kvti_ctl_rest(struct kvt_transport *t, uint64_t until_ns);
 

@@ -63,6 +63,31 @@ bool kvti_cpu_leave(const cpu_set_t *busy)
     return true;
 }
 
+bool kvti_cpu_allowed(pid_t thread, cpu_set_t *ret_allowed)
+{
+    return sched_getaffinity(thread, sizeof *ret_allowed, ret_allowed) == 0;
+}
+
+bool kvti_cpu_keep_off(pid_t thread, int cpu, const cpu_set_t *allowed)
+{
+    cpu_set_t rest = *allowed;
+
+    if (cpu < 0) {
+        return false;
+    }
+    CPU_CLR((size_t)cpu, &rest);
+    return CPU_COUNT(&rest) > 0 &&
+           sched_setaffinity(thread, sizeof rest, &rest) == 0;
+}
+
+void kvti_cpu_roam(pid_t thread, const cpu_set_t *allowed)
+{
+    cpu_set_t all = *allowed;
+
+    widen(&all);
+    (void)sched_setaffinity(thread, sizeof all, &all);
+}
+
 void kvti_cpu_prompt(void)
 {
     struct attributes now = {.size = sizeof now};

@@ -5,6 +5,7 @@
 
 #include <sched.h>
 #include <stdbool.h>
+#include <sys/types.h>
 
 /* Between two looks at what another processor will change. */
 static inline void kvti_cpu_relax(void)
@@ -26,6 +27,15 @@ int kvti_cpu_now(void);
  * than the host it will not follow a growing one.
  */
 bool kvti_cpu_leave(const cpu_set_t *busy);
+
+/*
+ * Has a thread that sleeps wake up on another processor than `cpu`; false if it
+ * may use no other. `allowed` is what it may use; kvti_cpu_roam() gives that
+ * back to it, with the same exception as above.
+ */
+bool kvti_cpu_allowed(pid_t thread, cpu_set_t *ret_allowed);
+bool kvti_cpu_keep_off(pid_t thread, int cpu, const cpu_set_t *allowed);
+void kvti_cpu_roam(pid_t thread, const cpu_set_t *allowed);
 
 /*
  * Asks the scheduler to run the calling thread soon after it is woken, for a

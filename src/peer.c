@@ -396,6 +396,7 @@ int kvt_peer_add_async(kvt_transport *t, const struct kvt_peer_params *params,
     *ret_peer = peer->id;
     *ret_xfer = peer->add->result.id;
     kvti_call_send_locked(t, call);
+    kvti_keep_off_locked(t);
     kvti_unlock(t);
     return KVT_OK;
 }

@@ -4,6 +4,8 @@
  * newer call takes the place of an unfinished one, and ten thousand peers leave
  * nothing behind.
  */
+#include <dirent.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -111,6 +113,52 @@ static void an_async_add_reports_through_poll(void **state)
     assert_int_equal(result.state, KVT_DONE);
     assert_int_equal(result.user_data, 4711);
     assert_int_equal(kvt_peer_loaded(f.pair.a.t, peer), 1);
+    end(&f);
+}
+
+/* Whether each thread may run where we may. */
+static bool are_all_free(void)
+{
+    DIR *folder = opendir("/proc/self/task");
+    const struct dirent *entry;
+    bool all = true;
+    cpu_set_t ours;
+
+    assert_non_null(folder);
+    assert_int_equal(sched_getaffinity(0, sizeof ours, &ours), 0);
+    while ((entry = readdir(folder)) != NULL) {
+        pid_t thread = (pid_t)strtol(entry->d_name, NULL, 10);
+        cpu_set_t theirs;
+
+        all &= thread == 0 ||
+               sched_getaffinity(thread, sizeof theirs, &theirs) != 0 ||
+               CPU_EQUAL(&ours, &theirs);
+    }
+    (void)closedir(folder);
+    return all;
+}
+
+/* The call keeps the thread that it wakes off its processor, for a moment. */
+static void an_async_add_leaves_every_thread_free(void **state)
+{
+    struct kvt_result result;
+    struct fixture f;
+
+    (void)state;
+    begin_with(&f, NULL);
+    assert_soon(are_all_free());
+    for (int i = 0; i < 20; i++) {
+        kvt_peer peer = 0;
+        kvt_xfer id = 0;
+
+        assert_kvt_ok(
+            kvt_peer_add_async(f.pair.a.t, &f.params, &peer, &id, ERR));
+        if (i % 2 == 0) {
+            wait_results(f.pair.a.t, peer, &result, 1);
+            assert_soon(are_all_free());
+        }
+    }
+    assert_soon(are_all_free());
     end(&f);
 }
 
@@ -480,6 +528,7 @@ static void a_thousand_peers_at_once_are_all_usable(void **state)
 static const struct CMUnitTest cases[] = {
     cmocka_unit_test(an_added_peer_is_loaded_and_found),
     cmocka_unit_test(an_async_add_reports_through_poll),
+    cmocka_unit_test(an_async_add_leaves_every_thread_free),
     cmocka_unit_test(an_unfinished_add_takes_no_work_and_no_cancel),
     cmocka_unit_test(a_failed_add_leaves_no_peer),
     cmocka_unit_test(a_timed_out_add_goes_on),

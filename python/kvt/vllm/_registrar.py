@@ -11,12 +11,18 @@ up the others.
 from __future__ import annotations
 
 import asyncio
+import collections
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine
 
+Work = Callable[[], Coroutine[None, None, None]]
+
 _starting = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
+_bell = -1  # an eventfd; to ring it is cheaper than call_soon_threadsafe()
+_todo: collections.deque[Work] = collections.deque()
 _tasks: set[asyncio.Task[None]] = set()  # the loop itself does not hold them
 _parents: list[asyncio.AbstractEventLoop] = []  # not ours to close
 
@@ -30,12 +36,22 @@ def _forget() -> None:
         _parents.append(_loop)
     _loop = None
     _tasks.clear()
+    _todo.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
+def _give_way() -> None:
+    """Has this thread wait until a processor is free. Who wakes it, in
+    add_remote_peer_async(), would else be kept from its own until we are done
+    with ours: a hundred microseconds in the midst of a call."""
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    _give_way()
     while True:
         # Comes back only by what a callback raises that is meant to end a
         # program, as SystemExit; other registrations still wait.
@@ -50,26 +66,32 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
             )
 
 
-def _start() -> asyncio.AbstractEventLoop:
-    global _loop
+def _start() -> None:
+    global _bell, _loop
     with _starting:
         if _loop is None:
             loop = asyncio.new_event_loop()
+            bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            loop.add_reader(bell, _begin, bell)
             # It must not keep the process from ending.
             threading.Thread(
                 target=_serve, args=(loop,), name="kvt-vllm-add", daemon=True
             ).start()
-            _loop = loop
-        return _loop
+            _loop, _bell = loop, bell
 
 
-def run(work: Callable[[], Coroutine[None, None, None]]) -> None:
+def run(work: Work) -> None:
     """Runs a coroutine in the thread, where no other may be kept waiting.
     RuntimeError if the thread cannot be started."""
-    (_loop or _start()).call_soon_threadsafe(_begin, work)
+    if _loop is None:
+        _start()
+    _todo.append(work)
+    os.eventfd_write(_bell, 1)
 
 
-def _begin(work: Callable[[], Coroutine[None, None, None]]) -> None:
-    task = asyncio.get_running_loop().create_task(work())
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
+def _begin(bell: int) -> None:
+    os.eventfd_read(bell)
+    while _todo:
+        task = asyncio.get_running_loop().create_task(_todo.popleft()())
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
