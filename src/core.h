@@ -511,6 +511,9 @@ void kvti_peer_settle_locked(struct kvt_transport *t, struct kvti_peer *peer,
                              int code, const struct kvt_error *err);
 /* The public part of remove: no new work, name and layouts gone. */
 void kvti_peer_detach_locked(struct kvt_transport *t, struct kvti_peer *peer);
+/* KVT_EDISCONNECTED: the peer is not loaded. */
+int kvti_peer_refuse(const struct kvti_peer *peer, const char *what,
+                     struct kvt_error *err);
 void kvti_peer_state_locked(struct kvt_transport *t, struct kvti_peer *peer,
                             uint32_t state, int code, const char *text);
 /* Nothing new reaches the peer; its generation moves on. */

@@ -2,6 +2,7 @@
 /* The engines of this build. Nothing else in the core knows one by name. */
 #include "engine.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -31,6 +32,15 @@ static void list_names(char *text, size_t size)
     }
 }
 
+/* Callers may have read the variable themselves. */
+static bool is_variable(const char *spec)
+{
+    const char *value = getenv(
+        "KVT_ENGINE"); /* NOLINT(concurrency-mt-unsafe) */
+
+    return value != NULL && strcmp(value, spec) == 0;
+}
+
 const struct kvti_engine_ops *kvti_engine_find(const char *spec,
                                                const char **ret_rest,
                                                struct kvt_error *err)
@@ -48,8 +58,10 @@ const struct kvti_engine_ops *kvti_engine_find(const char *spec,
     }
     list_names(known, sizeof(known));
     (void)kvti_fail(err, KVT_EUNSUPPORTED,
-                    "There is no engine \"%.*s\" in this build; it has: %s.",
-                    (int)(length < 64 ? length : 64), spec, known);
+                    "there is no engine \"%.*s\" in this build, which has %s; "
+                    "%s\"auto\" takes the first of them that starts",
+                    (int)(length < 64 ? length : 64), spec, known,
+                    is_variable(spec) ? "correct or unset KVT_ENGINE: " : "");
     return NULL;
 }
 

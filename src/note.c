@@ -19,9 +19,7 @@ static int check_notify_locked(const struct kvt_transport *t,
         return kvti_fail(err, KVT_ENOENT, "no peer has this id");
     }
     if (peer->state != KVT_PEER_LOADED) {
-        return kvti_fail(err, KVT_EDISCONNECTED,
-                         "peer \"%.60s\" takes no notifications: %.150s",
-                         peer->name.text, peer->text);
+        return kvti_peer_refuse(peer, "notifications", err);
     }
     if (peer->notes_out >= t->options.notify_max) {
         return kvti_fail(err, KVT_EAGAIN,

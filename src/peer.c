@@ -49,6 +49,20 @@ void kvti_peer_state_locked(struct kvt_transport *t, struct kvti_peer *peer,
     kvti_format(peer->text, sizeof peer->text, "%s", text);
 }
 
+int kvti_peer_refuse(const struct kvti_peer *peer, const char *what,
+                     struct kvt_error *err)
+{
+    const char *why = peer->state == KVT_PEER_ADDING ? "it is still being added"
+                                                     : peer->text;
+    const char *hint = peer->state == KVT_PEER_DISCONNECTED
+                           ? "; add it again with its new metadata"
+                           : "";
+
+    return kvti_fail(err, KVT_EDISCONNECTED,
+                     "peer \"%.40s\" takes no %s: %.110s%s", peer->name.text,
+                     what, why, hint);
+}
+
 void kvti_peer_settle_locked(struct kvt_transport *t, struct kvti_peer *peer,
                              int code, const struct kvt_error *err)
 {

@@ -81,11 +81,7 @@ static struct kvti_peer *find_peer_locked(struct kvt_transport *t, kvt_peer id,
                               "no peer has this id: it was removed or added "
                               "again");
     } else if (peer->state != KVT_PEER_LOADED) {
-        *ret_code = kvti_fail(
-            err, KVT_EDISCONNECTED, "peer \"%.60s\" takes no transfers: %.150s",
-            peer->name.text,
-            peer->state == KVT_PEER_ADDING ? "it is still being added"
-                                           : peer->text);
+        *ret_code = kvti_peer_refuse(peer, "transfers", err);
     } else {
         *ret_code = KVT_OK;
         return peer;

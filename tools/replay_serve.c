@@ -427,6 +427,25 @@ static int serve_all(struct serve *serve)
     return serve->interrupted ? CLI_INTERRUPTED : CLI_FAILED;
 }
 
+/* The nodes open it when the other side connects. Here nobody would see by then
+ * why they cannot. */
+static int check_engine(const char *spec)
+{
+    const char *name = strncmp(spec, "fault:", 6) == 0 ? spec + 6 : spec;
+    size_t length = strcspn(name, ":?");
+    struct kvt_engine_info info;
+
+    for (uint32_t i = 0; kvt_engine_info(i, &info) == KVT_OK; i++) {
+        if (strlen(info.name) == length &&
+            memcmp(info.name, name, length) == 0 && info.code != KVT_OK) {
+            cli_error("replay: the engine \"%s\" does not start: %s", spec,
+                      info.text);
+            return CLI_FAILED;
+        }
+    }
+    return CLI_OK;
+}
+
 int serve_main(const struct replay_options *options)
 {
     /* Its table of nodes is too large for a stack. */
@@ -441,6 +460,9 @@ int serve_main(const struct replay_options *options)
     serve.options = options;
     if (options->model != NULL || options->block_bytes_given) {
         rc = replay_geometry(options, &serve.geometry);
+    }
+    if (rc == CLI_OK) {
+        rc = check_engine(options->engine);
     }
     if (rc == CLI_OK) {
         rc = replay_signals(&serve.signal_fd);

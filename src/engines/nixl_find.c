@@ -303,6 +303,11 @@ static bool try_all(const struct running *running, struct kvti_nixl_lib *lib,
     return try_running(running, lib, tried) || try_around(lib, tried);
 }
 
+bool kvti_nixl_is_named(void)
+{
+    return set_variable("KVT_NIXL_LIBRARY") != NULL;
+}
+
 bool kvti_nixl_find(const char *path, struct kvti_nixl_lib *lib,
                     struct kvti_nixl_tried *tried)
 {

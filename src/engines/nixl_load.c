@@ -29,11 +29,17 @@
 static pthread_mutex_t load_mu = PTHREAD_MUTEX_INITIALIZER;
 static struct kvti_nixl_lib *loaded; /* under load_mu until set, then const */
 
+/* Neighbours with the same reason share it: errors are short. */
 void kvti_nixl_note(struct kvti_nixl_tried *tried, const char *place,
                     const char *why)
 {
     size_t used = strlen(tried->text);
+    size_t length = strlen(why) + strlen(" ()");
 
+    if (used > length && tried->text[used - length] == ' ' &&
+        strncmp(tried->text + used - length + 2, why, strlen(why)) == 0) {
+        used -= length;
+    }
     kvti_format(tried->text + used, sizeof(tried->text) - used, "%s%s (%s)",
                 used > 0 ? ", " : "", place, why);
 }
@@ -175,6 +181,40 @@ static int check_same(const char *path, struct kvt_error *err)
                      loaded->path, path);
 }
 
+/* Cuts the middle out of what is too long: what is wrong with the first places
+ * and with the last ones is what tells most. */
+static void shorten(char *text, size_t most)
+{
+    static const char gap[] = " ... ";
+    size_t length = strlen(text);
+    size_t head = (most - strlen(gap)) / 2;
+    size_t tail = most - strlen(gap) - head;
+
+    if (length > most) {
+        memcpy(text + head, gap, strlen(gap));
+        memmove(text + head + strlen(gap), text + length - tail, tail + 1);
+    }
+}
+
+static int fail_load(const char *path, struct kvti_nixl_tried *tried,
+                     struct kvt_error *err)
+{
+    static const char *const hints[] = {
+        "install nixl-cu12 or set KVT_NIXL_LIBRARY",
+        "correct or unset KVT_NIXL_LIBRARY",
+        "correct the option nixl_library, or leave it out",
+    };
+    const char *hint = hints[path != NULL && path[0] != '\0' ? 2
+                             : kvti_nixl_is_named()          ? 1
+                                                             : 0];
+
+    shorten(tried->text, KVT_TEXT_MAX -
+                             sizeof "NIXL cannot be loaded; ; tried " -
+                             strlen(hint));
+    return kvti_fail(err, KVT_EUNSUPPORTED,
+                     "NIXL cannot be loaded; %s; tried %s", hint, tried->text);
+}
+
 static int load(const char *path, struct kvt_error *err)
 {
     struct kvti_nixl_tried tried = {.text = ""};
@@ -185,10 +225,7 @@ static int load(const char *path, struct kvt_error *err)
     }
     if (!kvti_nixl_find(path, lib, &tried)) {
         free(lib);
-        return kvti_fail(err, KVT_EUNSUPPORTED,
-                         "NIXL cannot be loaded; install nixl-cu12 or set "
-                         "KVT_NIXL_LIBRARY; tried %s",
-                         tried.text);
+        return fail_load(path, &tried, err);
     }
     loaded = lib;
     return KVT_OK;

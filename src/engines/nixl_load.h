@@ -40,6 +40,9 @@ bool kvti_nixl_try(const char *file, struct kvti_nixl_lib *lib,
 bool kvti_nixl_find(const char *path, struct kvti_nixl_lib *lib,
                     struct kvti_nixl_tried *tried);
 
+/* Whether KVT_NIXL_LIBRARY names the library. */
+bool kvti_nixl_is_named(void);
+
 /* A file that may be executed; a folder passes access() too. */
 bool kvti_nixl_is_program(const char *path);
 

@@ -100,6 +100,24 @@ static void addresses_without_sense_are_refused(void **state)
     end(&run);
 }
 
+static void an_engine_that_is_missing_is_seen_before_it_listens(void **state)
+{
+    static const char *const engines[] = {"--engine=nixl",
+                                          "--engine=fault:nixl?hang=1"};
+
+    (void)state;
+    assert_int_equal(setenv("KVT_NIXL_LIBRARY", "/nowhere/nixl.so", 1), 0);
+    for (size_t i = 0; i < sizeof(engines) / sizeof(engines[0]); i++) {
+        struct run run;
+
+        RUN(&run, 1, "replay", engines[i], "--listen=127.0.0.1:0");
+        assert_int_equal(run.out[0].length, 0);
+        assert_says(&run.out[1], "/nowhere/nixl.so (not found)");
+        end(&run);
+    }
+    assert_int_equal(unsetenv("KVT_NIXL_LIBRARY"), 0);
+}
+
 /* A port that is ours, so that nobody listens on it. (B45) */
 static void nobody_there_is_an_error(void **state)
 {
@@ -377,6 +395,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(ipv6_works_too),
         cmocka_unit_test(each_side_says_what_is_its_own),
         cmocka_unit_test(addresses_without_sense_are_refused),
+        cmocka_unit_test(an_engine_that_is_missing_is_seen_before_it_listens),
         cmocka_unit_test(nobody_there_is_an_error),
         cmocka_unit_test(
             shapes_that_differ_are_refused_and_the_next_run_is_served),

@@ -110,6 +110,19 @@ static void unknown_engines_are_named_in_the_refusal(void **state)
     refuse(&options, KVT_EINVAL, "fault");
 }
 
+static void an_unknown_engine_in_the_environment_is_told_apart(void **state)
+{
+    struct kvt_options options = options_of(NULL);
+
+    (void)state;
+    assert_int_equal(setenv("KVT_ENGINE", "no-such-engine", 1), 0);
+    refuse(&options, KVT_EUNSUPPORTED,
+           "correct or unset KVT_ENGINE: \"auto\" takes the first");
+    options.engine = "nor-this-one";
+    refuse(&options, KVT_EUNSUPPORTED, "\"auto\" takes the first");
+    assert_int_equal(unsetenv("KVT_ENGINE"), 0);
+}
+
 static void malformed_fault_rules_are_refused_at_open(void **state)
 {
     char spec[64] = "";
@@ -310,6 +323,7 @@ static const struct CMUnitTest cases[] = {
     cmocka_unit_test(agent_names_are_kept_byte_for_byte),
     cmocka_unit_test(agent_names_have_1_to_255_bytes),
     cmocka_unit_test(unknown_engines_are_named_in_the_refusal),
+    cmocka_unit_test(an_unknown_engine_in_the_environment_is_told_apart),
     cmocka_unit_test(malformed_fault_rules_are_refused_at_open),
     cmocka_unit_test(wrong_sizes_and_flags_are_refused),
     cmocka_unit_test(limits_above_the_possible_are_refused),

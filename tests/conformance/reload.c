@@ -343,6 +343,28 @@ static void a_reload_repairs_a_broken_link(void **state)
     pair_close(&pair);
 }
 
+static void what_a_broken_link_refuses_says_what_to_do(void **state)
+{
+    uint32_t block = 5;
+    struct kvt_indices indices = indices_u32(&block, 1);
+    struct pair pair;
+    kvt_xfer id;
+
+    (void)state;
+    suite_fault_pair(&pair, NULL, "", 0);
+    set_rules(&pair, "peer_down=1");
+    (void)wait_xfer(pair.a.t, pair_write_one(&pair, 1, 1, NULL));
+    assert_soon(!kvt_peer_loaded(pair.a.t, pair.peer));
+    assert_kvt_fails_with(
+        kvt_write_blocks(pair.a.t, pair.peer, pair.a.layout, &indices,
+                         pair.remote, &indices, NULL, &id, ERR),
+        KVT_EDISCONNECTED, "add it again with its new metadata");
+    assert_kvt_fails_with(kvt_notify(pair.a.t, pair.peer, "x", 1, ERR),
+                          KVT_EDISCONNECTED,
+                          "add it again with its new metadata");
+    pair_close(&pair);
+}
+
 static void other_metadata_takes_the_place_of_the_old(void **state)
 {
     struct node_plan plan = suite_plan(NULL);
@@ -385,6 +407,7 @@ static const struct CMUnitTest cases[] = {
     cmocka_unit_test(reload_waits_for_posted_requests),
     cmocka_unit_test(an_unreadable_transfer_of_old_harms_no_reload),
     cmocka_unit_test(a_reload_repairs_a_broken_link),
+    cmocka_unit_test(what_a_broken_link_refuses_says_what_to_do),
     cmocka_unit_test(other_metadata_takes_the_place_of_the_old),
 };
 

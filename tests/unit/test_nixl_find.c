@@ -36,6 +36,24 @@ static void every_place_is_named_when_there_is_none(void **state)
     assert_says(&found, "HOME ");
 }
 
+static void a_long_list_of_places_keeps_both_its_ends(void **state)
+{
+    struct found found;
+    char place[201];
+
+    (void)state;
+    make_python("bin");
+    memset(place, 'x', sizeof place - 1);
+    place[sizeof place - 1] = '\0';
+    set_under_root("VIRTUAL_ENV", place);
+    found = load_in_child(NULL, NULL);
+    assert_int_equal(found.code, KVT_EUNSUPPORTED);
+    assert_says(&found, "tried libnixl_capi.so (not found), VIRTUAL_ENV ");
+    assert_says(&found, "xx ... ");
+    assert_says(&found, ".local (no nixl wheel)");
+    assert_int_equal(strlen(found.err.text), KVT_TEXT_MAX - 1);
+}
+
 static void a_named_python_is_the_only_one_tried(void **state)
 {
     struct found found;
@@ -225,6 +243,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest cases[] = {
         CASE(every_place_is_named_when_there_is_none),
+        CASE(a_long_list_of_places_keeps_both_its_ends),
         CASE(a_named_python_is_the_only_one_tried),
         CASE(wheels_are_found_in_the_order_of_the_search),
         CASE(the_site_packages_of_loaded_modules_come_first),

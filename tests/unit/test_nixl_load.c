@@ -40,6 +40,7 @@ static void a_named_library_is_the_only_one_tried(void **state)
     set_under_root("VIRTUAL_ENV", "env");
     found = load_in_child("/nowhere/libnixl_capi.so", NULL);
     assert_int_equal(found.code, KVT_EUNSUPPORTED);
+    assert_says(&found, "correct the option nixl_library, or leave it out");
     assert_says(&found, "/nowhere/libnixl_capi.so (not found)");
     assert_null(strstr(found.err.text, "VIRTUAL_ENV"));
 }
@@ -52,6 +53,11 @@ static void the_variable_names_one_too(void **state)
     setenv("KVT_NIXL_LIBRARY", stand_ins.whole, 1);
     found = load_in_child(NULL, NULL);
     assert_found(&found, stand_ins.whole);
+    setenv("KVT_NIXL_LIBRARY", "/nowhere/y.so", 1);
+    found = load_in_child(NULL, NULL);
+    assert_int_equal(found.code, KVT_EUNSUPPORTED);
+    assert_says(&found, "correct or unset KVT_NIXL_LIBRARY");
+    assert_says(&found, "/nowhere/y.so (not found)");
     /* An argument goes before it. */
     found = load_in_child("/nowhere/x.so", NULL);
     assert_int_equal(found.code, KVT_EUNSUPPORTED);
