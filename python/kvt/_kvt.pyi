@@ -75,6 +75,10 @@ def _desc_facts(runs: Any) -> tuple[int, int | None, bool]:
     """Of such runs: the number of blocks, the length that all have or None, and
     whether any has a device that is not 0. For kvt.nixl."""
 
+def _ring(fd: int) -> None:
+    """os.eventfd_write(fd, 1), but with the GIL held: it wakes a thread, and
+    that would take the GIL away from the middle of the caller's call."""
+
 def _checksum(data: Buffer) -> int:
     """XXH3 of 64 bits, as metadata has it."""
 

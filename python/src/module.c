@@ -9,6 +9,8 @@
 #ifndef XXH_INLINE_ALL
 #define XXH_INLINE_ALL
 #endif
+#include <errno.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 static PyObject *notification_class;
@@ -74,6 +76,23 @@ static PyObject *checksum(PyObject *module, PyObject *object)
     return PyLong_FromUnsignedLongLong(sum);
 }
 
+static PyObject *ring(PyObject *module, PyObject *object)
+{
+    const uint64_t one = 1;
+    int fd = PyObject_AsFileDescriptor(object);
+
+    (void)module;
+    if (fd < 0) {
+        return NULL;
+    }
+    while (write(fd, &one, sizeof one) < 0) {
+        if (errno != EINTR) {
+            return PyErr_SetFromErrno(PyExc_OSError);
+        }
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"version", version, METH_NOARGS,
      "version()\n--\n\nThe library's version, for instance \"0.1.0\"."},
@@ -91,6 +110,7 @@ static PyMethodDef functions[] = {
      NULL},
     {"_desc_facts", kvtpy_desc_facts, METH_O, NULL},
     {"_checksum", checksum, METH_O, NULL},
+    {"_ring", ring, METH_O, NULL},
     {NULL, NULL, 0, NULL}};
 
 static PyMethodDef shutdown_function = {"_shutdown", kvtpy_shutdown,

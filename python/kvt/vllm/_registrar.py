@@ -17,11 +17,13 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 
+from kvt import _kvt
+
 Work = Callable[[], Coroutine[None, None, None]]
 
 _starting = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
-_bell = -1  # an eventfd; to ring it is cheaper than call_soon_threadsafe()
+_bell = -1  # an eventfd; call_soon_threadsafe() takes longer
 _todo: collections.deque[Work] = collections.deque()
 _tasks: set[asyncio.Task[None]] = set()  # the loop itself does not hold them
 _parents: list[asyncio.AbstractEventLoop] = []  # not ours to close
@@ -86,7 +88,7 @@ def run(work: Work) -> None:
     if _loop is None:
         _start()
     _todo.append(work)
-    os.eventfd_write(_bell, 1)
+    _kvt._ring(_bell)
 
 
 def _begin(bell: int) -> None:
