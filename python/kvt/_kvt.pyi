@@ -582,13 +582,13 @@ class _Flights:
         """By name: peers that others took the place of."""
 
 class _Polled:
-    """poll() for a class that has a method _look_closer(peer_id), which looks closer
-    and gives the list of peers to report of, and the answer _NOTHING."""
+    """poll() for a class that has a method _look_closer(peer_id), which gives
+    the list of peers to report of, and the answer _NOTHING."""
 
     @property
     def _flights(self) -> Any: ...
     @_flights.setter
-    def _flights(self, value: _Flights | None) -> None: ...
+    def _flights(self, value: Any) -> None: ...
     def poll(self, peer_id: str | None = None) -> Any:
         """The transfers, of one peer or of all, that ended since the last
         poll: done, or failed with nothing of them under way any more."""

@@ -495,9 +495,8 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL}};
 
 static const char doc[] =
-    "poll() for a class that has a method _look_closer(peer_id), which looks "
-    "closer\n"
-    "and gives the list of peers to report of, and the answer _NOTHING.";
+    "poll() for a class that has a method _look_closer(peer_id), which gives\n"
+    "the list of peers to report of, and the answer _NOTHING.";
 
 int kvtpy_polled_init(PyObject *module)
 {
