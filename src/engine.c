@@ -35,8 +35,8 @@ static void list_names(char *text, size_t size)
 /* Callers may have read the variable themselves. */
 static bool is_variable(const char *spec)
 {
-    const char *value = getenv(
-        "KVT_ENGINE"); /* NOLINT(concurrency-mt-unsafe) */
+    /* NOLINTNEXTLINE(concurrency-mt-unsafe) */
+    const char *value = getenv("KVT_ENGINE");
 
     return value != NULL && strcmp(value, spec) == 0;
 }

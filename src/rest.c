@@ -70,7 +70,6 @@ bool kvti_ctl_step_aside(struct kvt_transport *t)
 void kvti_keep_off_locked(struct kvt_transport *t)
 {
     pid_t leader = atomic_load(&t->leader);
-
     bool fresh = atomic_load(&t->kept_off_ns) == 0;
 
     if (!atomic_load(&t->sleeping) || leader == 0 ||

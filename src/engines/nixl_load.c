@@ -191,7 +191,9 @@ static void shorten(char *text, size_t most)
     size_t tail = most - strlen(gap) - head;
 
     if (length > most) {
-        memcpy(text + head, gap, strlen(gap));
+        for (size_t i = 0; i < strlen(gap); i++) {
+            text[head + i] = gap[i];
+        }
         memmove(text + head + strlen(gap), text + length - tail, tail + 1);
     }
 }
