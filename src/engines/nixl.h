@@ -222,7 +222,7 @@ struct kvti_nixl {
     uint32_t lingering;           /* remotes that nothing needs */
     bool listening; /* our metadata is out: notifications may come */
     bool holding;   /* `notes` holds some that the core has not taken */
-    bool unread;    /* some that NIXL did not hand out: asked for again */
+    bool unread;    /* NIXL did not hand some out, or clear it: asked again */
     size_t note_agent;
     size_t note_index;
     struct kvti_nixl_hints hints;

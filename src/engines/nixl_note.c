@@ -164,9 +164,13 @@ void kvti_nixl_poll_notes(struct kvti_nixl *engine)
         engine->note_index = 0;
     }
     engine->holding = !deliver_all(engine);
+    if (!engine->holding && api->notif_map_clear(delivered) != NIXL_OK) {
+        /* They would come again with the next: it is asked again. */
+        engine->holding = true;
+        engine->unread = true;
+    }
     engine->busy |= !engine->unread;
     if (!engine->holding) {
-        (void)api->notif_map_clear(delivered);
         engine->notes = engine->later;
         engine->later = delivered;
     }

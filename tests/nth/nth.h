@@ -55,7 +55,9 @@ struct nth_plan {
     bool lasting; /* and all that follow */
 };
 
-#define NTH_VARIANTS 4
+/* Added to the status with which a function of NIXL's fails that has done its
+ * work all the same. */
+#define NTH_DONE (-100)
 
 struct nth_seen {
     bool failed;      /* the call that was to fail was made */

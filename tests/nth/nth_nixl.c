@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "engines/nixl_capi.h"
@@ -20,25 +21,54 @@ static _Thread_local const char *loader_error;
  */
 typedef int any_function(long, long, long, long, long, long, long);
 
-enum undone { NOT_DONE, DONE_ALL_THE_SAME };
+struct ways {
+    int errors[5];
+    size_t count;
+};
 
-/* A function that gives something back has done so, whatever it answers: what
- * it would leave behind would be NIXL's, not ours. */
-static enum undone after(const char *name)
+#define ALL_OF(done)                                                           \
+    NIXL_BACKEND + (done), NIXL_INVALID_PARAM + (done),                        \
+        NIXL_EXCEPTION + (done), NIXL_NOT_FOUND + (done)
+
+static bool is_one_of(const char *name, const char *const *of, size_t count)
 {
-    return strstr(name, "destroy") != NULL || strstr(name, "release") != NULL ||
-                   strstr(name, "deregister") != NULL ||
-                   strstr(name, "invalidate") != NULL ||
-                   strstr(name, "clear") != NULL
-               ? DONE_ALL_THE_SAME
-               : NOT_DONE;
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(name, of[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
-/* A message that NIXL does not hand out, for another reason than that it failed,
- * is left out by design (nixl_note.c). */
-static bool reads_map(const char *name)
+#define IS_ONE_OF(name, of) is_one_of(name, of, sizeof(of) / sizeof((of)[0]))
+
+static const struct ways *ways_of(const char *name)
 {
-    return strncmp(name, "notif_map_get_", strlen("notif_map_get_")) == 0;
+    static const char *const act[] = {"register_mem", "load_remote_md",
+                                      "post_xfer_req", "gen_notif",
+                                      "get_notifs"};
+    static const char *const undo[] = {"deregister_mem", "invalidate_remote_md",
+                                       "release_xfer_req", "notif_map_clear"};
+    static const struct ways plain = {{ALL_OF(0)}, 4};
+    /* Half a job is one for which there is an error. */
+    static const struct ways acting = {{ALL_OF(0), NIXL_BACKEND + NTH_DONE}, 5};
+    static const struct ways undoing = {{ALL_OF(NTH_DONE), NIXL_BACKEND}, 5};
+    /* What it would leave behind would be NIXL's, not ours. */
+    static const struct ways ending = {{ALL_OF(NTH_DONE)}, 4};
+    /* A message that NIXL does not hand out, for another reason than that it
+     * failed, is left out by design (nixl_note.c). */
+    static const struct ways reading = {{NIXL_BACKEND}, 1};
+
+    if (strncmp(name, "destroy_", strlen("destroy_")) == 0) {
+        return &ending;
+    }
+    if (strncmp(name, "notif_map_get_", strlen("notif_map_get_")) == 0) {
+        return &reading;
+    }
+    if (IS_ONE_OF(name, act)) {
+        return &acting;
+    }
+    return IS_ONE_OF(name, undo) ? &undoing : &plain;
 }
 
 /* What a call that was made does to the number of handles. */
@@ -55,22 +85,34 @@ static long handles_of(const char *name, int code)
             strcmp(name, "get_available_plugins") == 0);
 }
 
+/* A call that failed has handed nothing out, whatever it has done. */
+static void take_back(const char *name, const long *at)
+{
+    if (strcmp(name, "load_remote_md") == 0) {
+        char **ret_name = (char **)at[3];
+
+        free(*ret_name);
+        *ret_name = NULL;
+    }
+}
+
 static int through(any_function *real, const char *name, const void *caller,
                    const long *at)
 {
-    ERRORS(NIXL_BACKEND, NIXL_INVALID_PARAM, NIXL_EXCEPTION, NIXL_NOT_FOUND);
-    int error = nth_next(NTH_NIXL, name, errors, reads_map(name) ? 1 : ways,
-                         caller);
+    const struct ways *ways = ways_of(name);
+    int error = nth_next(NTH_NIXL, name, ways->errors, ways->count, caller);
+    int code;
 
-    if (error != 0 && after(name) == NOT_DONE) {
+    if (error < 0 && error > NTH_DONE) {
         return error;
     }
-    {
-        int code = real(at[0], at[1], at[2], at[3], at[4], at[5], at[6]);
-
-        nth_handled(handles_of(name, code));
-        return error != 0 ? error : code;
+    code = real(at[0], at[1], at[2], at[3], at[4], at[5], at[6]);
+    nth_handled(handles_of(name, code));
+    if (error == 0) {
+        return code;
     }
+    take_back(name, at);
+    return error - NTH_DONE;
 }
 
 #define SHIM(name, arguments)                                                  \

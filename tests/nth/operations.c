@@ -2,6 +2,7 @@
 /*
  * Each operation of the library, as walk.h wants it.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -377,30 +378,54 @@ static int act_cancel(struct world *world, struct kvt_error *err)
 
 /* ----------------------------------------------------------- notifications */
 
-static bool has_arrived(const struct world *world, const char *text)
+#define NOTE_BYTES 8u
+
+struct note {
+    uint32_t number;
+    char text[NOTE_BYTES]; /* it: no two are the same */
+};
+
+static struct note next_note(struct world *world)
+{
+    struct note note = {.number = ++world->notes_sent};
+
+    (void)snprintf(note.text, sizeof note.text, "note %02u", note.number);
+    return note;
+}
+
+/* One whose sending failed may arrive all the same, but none comes twice. */
+static bool has_arrived(struct world *world, const struct note *awaited)
 {
     struct kvt_notification note;
-    char bytes[32];
-    int got = kvt_notification(world->pair.b.t, &note, bytes, sizeof bytes);
+    char bytes[32] = "";
+    int got = kvt_notification(world->pair.b.t, &note, bytes, sizeof bytes - 1);
+    unsigned long number;
 
     assert_true(got >= 0);
-    if (got == 1) {
-        assert_int_equal(note.length, strlen(text));
-        assert_memory_equal(bytes, text, note.length);
-        assert_string_equal(note.agent_name, "a");
+    if (got == 0) {
+        return false;
     }
-    return got == 1;
+    assert_int_equal(note.length, strlen(awaited->text));
+    assert_memory_equal(bytes, "note ", strlen("note "));
+    assert_string_equal(note.agent_name, "a");
+    number = strtoul(bytes + strlen("note "), NULL, 10);
+    assert_in_range(number, 1, world->notes_sent);
+    if ((world->notes_seen >> number & 1) != 0) {
+        fail_msg("note %lu of %u arrives again", number, world->notes_sent);
+    }
+    world->notes_seen |= UINT64_C(1) << number;
+    return number == awaited->number;
 }
 
 /* It arrives, or its sender hears that it will not. The receiver has memory
  * for it again some day. */
-static int await_note(const struct world *world, const char *text,
+static int await_note(struct world *world, const struct note *note,
                       uint64_t failed, struct kvt_error *err)
 {
     const struct pair *pair = &world->pair;
     uint64_t until = test_now_ns() + test_wait_ns();
 
-    for (int looks = 0; !has_arrived(world, text); looks++) {
+    for (int looks = 0; !has_arrived(world, note); looks++) {
         if (stats_of(pair->a.t).notes_failed > failed ||
             kvt_peer_loaded(pair->a.t, pair->peer) == 0) {
             return with_code(KVT_ENOTIFY, err);
@@ -419,20 +444,33 @@ static int await_note(const struct world *world, const char *text,
 static int act_notify(struct world *world, struct kvt_error *err)
 {
     struct pair *pair = &world->pair;
+    struct note note = next_note(world);
     uint64_t failed = stats_of(pair->a.t).notes_failed;
-    int code = kvt_notify(pair->a.t, pair->peer, "hello", 5, err);
+    int code = kvt_notify(pair->a.t, pair->peer, note.text, strlen(note.text),
+                          err);
 
-    return code == KVT_OK ? await_note(world, "hello", failed, err) : code;
+    return code == KVT_OK ? await_note(world, &note, failed, err) : code;
+}
+
+/* What was delivered and stayed where it was comes up with one of these. */
+static void check_notify(struct world *world)
+{
+    check_peer(world);
+    for (int i = 0; i < 3; i++) {
+        assert_kvt_ok(act_notify(world, ERR));
+    }
 }
 
 static int act_write_note(struct world *world, struct kvt_error *err)
 {
-    const struct kvt_xfer_options options = {
-        .size = sizeof options, .note = "done", .note_length = 4};
+    struct note note = next_note(world);
+    const struct kvt_xfer_options options = {.size = sizeof options,
+                                             .note = note.text,
+                                             .note_length = strlen(note.text)};
     uint64_t failed = stats_of(world->pair.a.t).notes_failed;
     int code = move_blocks(world, true, &options, err);
 
-    return code == KVT_OK ? await_note(world, "done", failed, err) : code;
+    return code == KVT_OK ? await_note(world, &note, failed, err) : code;
 }
 
 /* ------------------------------------------------------------------- close */
@@ -507,7 +545,7 @@ const struct operation operations[] = {
      .kind = WORLD_PAIR,
      .may_disconnect = true,
      .act = act_notify,
-     .check = check_peer},
+     .check = check_notify},
     {.name = "warm_up",
      .kind = WORLD_PAIR,
      .may_disconnect = true,

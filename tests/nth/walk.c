@@ -450,17 +450,53 @@ static size_t fail_at(const struct operation *operation,
     return met ? (size_t)n : 0;
 }
 
-static size_t fail_each_way(const struct operation *operation,
-                            const struct ground *ground, struct nth_plan *plan,
-                            struct rest *before)
+static uint64_t one_of = 1;
+static uint64_t chance;
+
+void walk_sample(uint64_t one_of_, uint64_t seed)
+{
+    one_of = one_of_;
+    chance = seed;
+}
+
+static bool is_chosen(const struct nth_place *at)
+{
+    return one_of == 1 ||
+           (at->kind == NTH_NIXL && !walk_has_failed(at->name)) ||
+           test_random(&chance) % one_of == 0;
+}
+
+/* At a place, alone or after the failure that led there. */
+static void fail_each_way(const struct operation *operation,
+                          const struct ground *ground, struct nth_plan *plan,
+                          const struct nth_failure *cause, struct rest *before,
+                          struct tally *tally)
 {
     size_t failed = 0;
+    size_t chosen = 0;
 
     for (plan->variant = 0; plan->variant < plan->place->ways;
          plan->variant++) {
-        failed += fail_at(operation, ground, plan, before);
+        size_t alone;
+
+        if (!is_chosen(plan->place)) {
+            continue;
+        }
+        chosen++;
+        plan->cause = NULL;
+        alone = fail_at(operation, ground, plan, before);
+        failed += alone;
+        if (alone == 0 && cause != NULL) {
+            size_t pairs;
+
+            plan->cause = cause;
+            pairs = fail_at(operation, ground, plan, before);
+            failed += pairs;
+            tally->pairs += pairs;
+        }
     }
-    return failed;
+    tally->failures += failed;
+    tally->missed += chosen > 0 && failed == 0;
 }
 
 /* From there on there is no memory at all. */
@@ -471,7 +507,8 @@ static size_t fail_for_good(const struct operation *operation,
     const struct nth_plan plan = {
         .kinds = NTH_MEMORY, .place = at, .lasting = true};
 
-    return at->kind == NTH_MEMORY && step(operation, ground, &plan, 0, before);
+    return at->kind == NTH_MEMORY && is_chosen(at) &&
+           step(operation, ground, &plan, 0, before);
 }
 
 void walk_places(const struct ground *ground, const char *name, unsigned kinds,
@@ -480,34 +517,28 @@ void walk_places(const struct ground *ground, const char *name, unsigned kinds,
     const struct operation *operation = find_operation(name);
     const struct nth_plan none = {.kinds = kinds};
     struct rest before = rest_now();
-    size_t failures = 0;
-    size_t missed = 0;
-    size_t pairs = 0;
+    struct tally ours = {0};
 
     nth_forget_places();
     (void)step(operation, ground, &none, -1, &before);
-    for (size_t i = 0; i < nth_places(); i++) {
-        const struct nth_place at = nth_place(i);
+    for (; ours.places < nth_places(); ours.places++) {
+        const struct nth_place at = nth_place(ours.places);
         struct nth_plan plan = {.kinds = kinds, .place = &at};
         struct nth_failure cause;
-        size_t failed;
+        bool caused = nth_cause(ours.places, &cause);
 
-        failed = fail_each_way(operation, ground, &plan, &before);
-        if (failed == 0 && nth_cause(i, &cause)) {
-            plan.cause = &cause;
-            failed = fail_each_way(operation, ground, &plan, &before);
-            pairs += failed;
-        }
-        failures += failed + fail_for_good(operation, ground, &at, &before);
-        missed += failed == 0;
+        fail_each_way(operation, ground, &plan, caused ? &cause : NULL, &before,
+                      &ours);
+        ours.failures += fail_for_good(operation, ground, &at, &before);
     }
     print_message("%s over %s: %zu places, %zu failures (%zu in pairs), %zu "
                   "places missed\n",
-                  name, ground->name, nth_places(), failures, pairs, missed);
-    tally->places += nth_places();
-    tally->failures += failures;
-    tally->pairs += pairs;
-    tally->missed += missed;
+                  name, ground->name, ours.places, ours.failures, ours.pairs,
+                  ours.missed);
+    tally->places += ours.places;
+    tally->failures += ours.failures;
+    tally->pairs += ours.pairs;
+    tally->missed += ours.missed;
 }
 
 bool walk_loader(const struct ground *ground, long n)

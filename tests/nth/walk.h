@@ -48,6 +48,8 @@ struct world {
     struct kvt_shm shm;
     kvt_layout layout;
     kvt_peer peer;
+    uint32_t notes_sent; /* they are numbered from 1 on */
+    uint64_t notes_seen; /* a bit for each number */
 };
 
 struct operation {
@@ -103,6 +105,10 @@ struct tally {
     size_t pairs;    /* of these, with the failure that leads there */
     size_t missed;   /* places that were met once and then not again */
 };
+
+/* Of the failures of the walks by places that follow only one in so many is made,
+ * by chance, and the first of each function of NIXL's in any case. 1: all. */
+void walk_sample(uint64_t one_of, uint64_t seed);
 
 /* An operation, through each place in the code that calls out while it runs:
  * the first call from there fails, then the second, in each way that there is;
