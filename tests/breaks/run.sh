@@ -18,11 +18,12 @@ fail() {
     exit 1
 }
 
-# The program of a test, "CASE" of the suite, "SUBJECT:CASE" of a unit test, or
-# "history:ENGINE".
+# The program of a test, "CASE" of the suite, "SUBJECT:CASE" of a unit test,
+# "history:ENGINE", or "nth:CASE".
 program() {
     case $1 in
     history:*) echo history_checker ;;
+    nth:*) echo test_nth_nixl ;;
     *:*) echo "test_unit_${1%%:*}" ;;
     *) echo conformance_suite ;;
     esac

@@ -6,6 +6,9 @@
  * does the same each time; its thread of ours polls, which is why calls are
  * counted by their place.
  *
+ * "real N [CASE]" does so over NIXL itself, with one in N of the failures: an
+ * agent of its own for each costs a tenth of a second. KVT_NTH_SEED says which.
+ *
  * A symbol that is not found is met once in the life of a process: each in a
  * process of its own, which this program starts ("loader N").
  */
@@ -85,6 +88,10 @@ static const struct kvt_param param = {"UCX", "num_workers", "1"};
         .params = &param, .param_count = 1                                     \
     }
 
+static const struct ground real = {.name = "NIXL",
+                                   .engine = "nixl",
+                                   .options = ALONE,
+                                   .leaves_doubt = leaves_doubt};
 static const struct ground at_once = {.name = "nixl",
                                       .engine = "nixl",
                                       .options = ALONE,
@@ -109,12 +116,20 @@ static const struct ground shortcut = {.name = "the shortcut",
 
 #define KINDS (NTH_MEMORY | NTH_SYSTEM | NTH_NIXL)
 
+/* Where the cases stand that are run over the stand-in and over NIXL. */
+static const struct ground *either = &at_once;
+
+static void walk_on(const struct ground *ground, const char *name)
+{
+    walk_once(ground);
+    walk_places(ground, name, KINDS, &tally);
+}
+
 #define CASE(name)                                                             \
     static void name##_survives_each_failure(void **state)                     \
     {                                                                          \
         (void)state;                                                           \
-        walk_once(&at_once);                                                   \
-        walk_places(&at_once, #name, KINDS, &tally);                           \
+        walk_on(either, #name);                                                \
     }
 
 CASES(CASE)
@@ -132,8 +147,7 @@ CASES(CASE)
     static void name##_in_progress_survives_each_failure(void **state)         \
     {                                                                          \
         (void)state;                                                           \
-        walk_once(&slow);                                                      \
-        walk_places(&slow, #name, KINDS, &tally);                              \
+        walk_on(&slow, #name);                                                 \
     }
 
 SLOW_CASES(SLOW_CASE)
@@ -155,8 +169,7 @@ SLOW_CASES(SLOW_CASE)
     static void name##_by_the_shortcut_survives_each_failure(void **state)     \
     {                                                                          \
         (void)state;                                                           \
-        walk_once(&shortcut);                                                  \
-        walk_places(&shortcut, #name, KINDS, &tally);                          \
+        walk_on(&shortcut, #name);                                             \
     }
 
 SHORTCUT_CASES(SHORTCUT_CASE)
@@ -186,8 +199,8 @@ static const struct ground without_nixl = {.name = "local", .engine = "local"};
 static int be_child(const char *number)
 {
     walk_once(&without_nixl);
-    return walk_loader(&at_once, strtol(number, NULL, 10)) ? FAILED_WELL
-                                                           : NO_CALL;
+    return walk_loader(either, strtol(number, NULL, 10)) ? FAILED_WELL
+                                                         : NO_CALL;
 }
 
 static int run_child(long n)
@@ -195,7 +208,8 @@ static int run_child(long n)
     char path[] = "/proc/self/exe";
     char verb[] = "loader";
     char number[24];
-    char *argv[] = {path, verb, number, NULL};
+    char name[] = "real";
+    char *argv[] = {path, verb, number, either == &real ? name : NULL, NULL};
     pid_t pid;
     int status;
 
@@ -206,6 +220,9 @@ static int run_child(long n)
     return WEXITSTATUS(status);
 }
 
+/* Of the loader's calls each so many-th. */
+static long stride = 1;
+
 static void open_survives_each_missing_symbol(void **state)
 {
     long n = 0;
@@ -213,10 +230,10 @@ static void open_survives_each_missing_symbol(void **state)
 
     (void)state;
     while ((code = run_child(n)) == FAILED_WELL) {
-        n++;
+        n += stride;
     }
     assert_int_equal(code, NO_CALL);
-    print_message("%ld calls of the loader\n", n);
+    print_message("one in %ld of the loader's first %ld calls\n", stride, n);
 #define COUNT(name, arguments) +1
     assert_true(n > 0 KVTI_NIXL_FUNCTIONS(COUNT));
 #undef COUNT
@@ -228,7 +245,45 @@ static void open_survives_each_missing_symbol(void **state)
 #define SHORTCUT_ROW(name)                                                     \
     cmocka_unit_test(name##_by_the_shortcut_survives_each_failure),
 
-int main(int argc, char **argv)
+/* False, and a word on stderr: there is none. */
+static bool choose_nixl(void)
+{
+    const char *library = getenv(either == &real ? "KVT_NIXL_LIBRARY"
+                                                 : "KVT_TEST_FAKE_NIXL");
+
+    if (library == NULL || setenv("KVT_NIXL_LIBRARY", library, 1) != 0 ||
+        unsetenv("KVT_SAME_HOST") != 0) {
+        (void)fprintf(stderr, "%s\n",
+                      either == &real
+                          ? "KVT_NIXL_LIBRARY names no NIXL"
+                          : "KVT_TEST_FAKE_NIXL does not name the stand-in");
+        return false;
+    }
+    return true;
+}
+
+static int walk_real(const char *one_of, const char *pattern)
+{
+    /* clang-format off */
+    const struct CMUnitTest cases[] = {
+        cmocka_unit_test(open_survives_each_missing_symbol),
+        CASES(ROW)
+        cmocka_unit_test(every_function_of_nixl_has_failed)};
+    /* clang-format on */
+    const struct test_group groups[] = {TEST_GROUP("nixl", cases)};
+    const char *seed_text = getenv("KVT_NTH_SEED");
+    uint64_t seed = seed_text == NULL ? 1 : strtoull(seed_text, NULL, 10);
+
+    stride = strtol(one_of, NULL, 10);
+    if (stride < 1) {
+        (void)fprintf(stderr, "\"%s\" is no number from 1 on\n", one_of);
+        return EXIT_FAILURE;
+    }
+    walk_sample((uint64_t)stride, seed);
+    return kvt_test_main(groups, 1, pattern);
+}
+
+static int walk_stand_in(const char *pattern)
 {
     /* clang-format off */
     const struct CMUnitTest cases[] = {
@@ -239,15 +294,26 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_function_of_nixl_has_failed)};
     /* clang-format on */
     const struct test_group groups[] = {TEST_GROUP("nixl", cases)};
-    const char *library = getenv("KVT_TEST_FAKE_NIXL");
 
-    if (library == NULL || setenv("KVT_NIXL_LIBRARY", library, 1) != 0 ||
-        unsetenv("KVT_SAME_HOST") != 0) {
-        (void)fprintf(stderr, "KVT_TEST_FAKE_NIXL names the stand-in\n");
+    return kvt_test_main(groups, 1, pattern);
+}
+
+int main(int argc, char **argv)
+{
+    bool child = argc >= 3 && strcmp(argv[1], "loader") == 0;
+    const char *which = argc >= 3 ? argv[child ? 3 : 1] : NULL;
+
+    if (which != NULL && strcmp(which, "real") == 0) {
+        either = &real;
+    }
+    if (!choose_nixl()) {
         return EXIT_FAILURE;
     }
-    if (argc == 3 && strcmp(argv[1], "loader") == 0) {
+    if (child) {
         return be_child(argv[2]);
     }
-    return kvt_test_main(groups, 1, argc > 1 ? argv[1] : NULL);
+    if (either == &real) {
+        return walk_real(argv[2], argc > 3 ? argv[3] : NULL);
+    }
+    return walk_stand_in(argc > 1 ? argv[1] : NULL);
 }

@@ -317,25 +317,38 @@ static void check_rest(const struct rest *before, long more)
 
 /* -------------------------------------------------------------------- walks */
 
-static const char *failed_names[256];
+/* What has failed, and in which of its ways. */
+static struct {
+    const char *name;
+    unsigned ways; /* a bit for each */
+} failed_names[256];
 
-static void keep_name(const struct nth_seen *seen)
+/* Of those that failed; 0: not yet. */
+static unsigned failed_ways(const char *name)
 {
-    for (size_t i = 0; seen->failed && !walk_has_failed(seen->name); i++) {
-        if (failed_names[i] == NULL) {
-            failed_names[i] = seen->name;
+    for (size_t i = 0; failed_names[i].name != NULL; i++) {
+        if (strcmp(failed_names[i].name, name) == 0) {
+            return failed_names[i].ways;
         }
     }
+    return 0;
+}
+
+static void keep_name(const struct nth_seen *seen, unsigned way)
+{
+    size_t i = 0;
+
+    while (failed_names[i].name != NULL &&
+           strcmp(failed_names[i].name, seen->name) != 0) {
+        i++;
+    }
+    failed_names[i].name = seen->name;
+    failed_names[i].ways |= 1u << way;
 }
 
 bool walk_has_failed(const char *name)
 {
-    for (size_t i = 0; failed_names[i] != NULL; i++) {
-        if (strcmp(failed_names[i], name) == 0) {
-            return true;
-        }
-    }
-    return false;
+    return failed_ways(name) != 0;
 }
 
 /* False when the operation did not meet the failure. */
@@ -359,7 +372,9 @@ static bool step(const struct operation *operation, const struct ground *ground,
     }
     code = operation->act(&world, &err);
     place.seen = nth_disarm();
-    keep_name(&place.seen);
+    if (place.seen.failed) {
+        keep_name(&place.seen, plan->variant);
+    }
     if (getenv("NTH_TRACE") != NULL) {
         show_place();
         (void)fprintf(stderr, "  -> %s %s\n", kvt_errname(code), err.text);
@@ -371,11 +386,11 @@ static bool step(const struct operation *operation, const struct ground *ground,
     } else if (operation->check != NULL) {
         operation->check(&world);
     }
-    if (world_close(&world, operation->ends)) {
-        check_rest(before, (plan->kinds & NTH_LOADER) != 0 ? LOADED : 0);
-    } else {
-        *before = rest_now(); /* what cannot be proven is kept on purpose */
+    if (!world_close(&world, operation->ends)) {
+        /* The memory of what cannot be proven is kept on purpose. */
+        before->held.blocks = nth_held().blocks;
     }
+    check_rest(before, (plan->kinds & NTH_LOADER) != 0 ? LOADED : 0);
     return place.seen.failed;
 }
 
@@ -459,11 +474,17 @@ void walk_sample(uint64_t one_of_, uint64_t seed)
     chance = seed;
 }
 
-static bool is_chosen(const struct nth_place *at)
+/* The last way of a function of NIXL's is the opposite of the others, where it
+ * has one (nth_nixl.c). */
+static bool is_due(const struct nth_place *at, unsigned way)
 {
-    return one_of == 1 ||
-           (at->kind == NTH_NIXL && !walk_has_failed(at->name)) ||
-           test_random(&chance) % one_of == 0;
+    return at->kind == NTH_NIXL && (way == 0 || way + 1 == at->ways) &&
+           (failed_ways(at->name) >> way & 1) == 0;
+}
+
+static bool is_chosen(const struct nth_place *at, unsigned way)
+{
+    return one_of == 1 || is_due(at, way) || test_random(&chance) % one_of == 0;
 }
 
 /* At a place, alone or after the failure that led there. */
@@ -479,7 +500,7 @@ static void fail_each_way(const struct operation *operation,
          plan->variant++) {
         size_t alone;
 
-        if (!is_chosen(plan->place)) {
+        if (!is_chosen(plan->place, plan->variant)) {
             continue;
         }
         chosen++;
@@ -507,7 +528,7 @@ static size_t fail_for_good(const struct operation *operation,
     const struct nth_plan plan = {
         .kinds = NTH_MEMORY, .place = at, .lasting = true};
 
-    return at->kind == NTH_MEMORY && is_chosen(at) &&
+    return at->kind == NTH_MEMORY && is_chosen(at, 0) &&
            step(operation, ground, &plan, 0, before);
 }
 

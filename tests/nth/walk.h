@@ -107,7 +107,8 @@ struct tally {
 };
 
 /* Of the failures of the walks by places that follow only one in so many is made,
- * by chance, and the first of each function of NIXL's in any case. 1: all. */
+ * by chance; and the first of each function of NIXL's, in its first way and in
+ * its last, in any case. 1: all. */
 void walk_sample(uint64_t one_of, uint64_t seed);
 
 /* An operation, through each place in the code that calls out while it runs:
