@@ -8,6 +8,10 @@ if(KVT_SANITIZE)
     add_link_options("-fsanitize=${KVT_SANITIZE}")
 endif()
 
+if(KVT_VALGRIND)
+    add_compile_definitions(KVT_VALGRIND)
+endif()
+
 if(KVT_COVERAGE)
     # Counters of threads that race would come out negative without atomics.
     add_compile_options(--coverage -fprofile-update=atomic)

@@ -44,11 +44,28 @@ if(KVT_SANITIZE MATCHES "thread")
     kvt_sanitizer_options(TSAN_OPTIONS tsan.supp "halt_on_error=1;\
 second_deadlock_stack=1;intercept_tls_get_addr=0;${signals}")
 endif()
-if(KVT_SANITIZE)
-    # Instrumented code runs several times slower.
+# Instrumented code runs several times slower; valgrind runs one thread at a time.
+if(KVT_VALGRIND)
+    set(KVT_TEST_TIMEOUT_SCALE 10)
+elseif(KVT_SANITIZE)
     set(KVT_TEST_TIMEOUT_SCALE 5)
 else()
     set(KVT_TEST_TIMEOUT_SCALE 1)
+endif()
+
+# Every process that a test starts is watched, and has a log of its own, which is
+# empty where nothing was found. As for the address sanitizer a pointer into a block
+# counts, and only what nothing points to is a leak. Without vgdb=no a process that
+# becomes another user's complains of files that it cannot remove.
+if(KVT_VALGRIND)
+    find_program(VALGRIND valgrind REQUIRED)
+    list(APPEND KVT_TEST_ENVIRONMENT
+        "LD_PRELOAD=$<TARGET_FILE:valgrind_preload>" "KVT_TEST_WAIT_S=300")
+    set(KVT_VALGRIND_COMMAND "${VALGRIND}" -q --trace-children=yes
+        --vgdb=no --fair-sched=yes --num-callers=30 --error-exitcode=99
+        --leak-check=full --show-leak-kinds=definite
+        --errors-for-leak-kinds=definite --track-fds=bad
+        "--suppressions=${PROJECT_SOURCE_DIR}/tests/valgrind.supp")
 endif()
 
 # kvt_register_test(<name> TIER <tier> COMMAND <command...>
@@ -65,15 +82,20 @@ function(kvt_register_test name)
     math(EXPR timeout "${arg_TIMEOUT} * ${KVT_TEST_TIMEOUT_SCALE}")
     set(environment ${KVT_TEST_ENVIRONMENT} ${arg_ENV})
     set(labels ${arg_TIER} ${arg_LABELS})
-    if(arg_NIXL)
-        # The wrapper is no target that add_test() would resolve after it.
-        list(POP_FRONT arg_COMMAND program)
-        if(TARGET ${program})
-            set(program "$<TARGET_FILE:${program}>")
+    # A wrapper's argument is no target that add_test() would resolve.
+    list(POP_FRONT arg_COMMAND program)
+    if(TARGET ${program})
+        list(PREPEND arg_COMMAND "$<TARGET_FILE:${program}>")
+        if(KVT_VALGRIND)
+            list(PREPEND arg_COMMAND ${KVT_VALGRIND_COMMAND}
+                "--log-file=${PROJECT_BINARY_DIR}/logs/${name}.%p")
         endif()
+    else()
+        list(PREPEND arg_COMMAND "${program}")
+    endif()
+    if(arg_NIXL)
         list(PREPEND arg_COMMAND
-            bash "${PROJECT_SOURCE_DIR}/tests/support/with_nixl.sh"
-            ${arg_NIXL} "${program}")
+            bash "${PROJECT_SOURCE_DIR}/tests/support/with_nixl.sh" ${arg_NIXL})
         list(APPEND labels nixl)
         if(KVT_SANITIZE MATCHES "thread")
             # UCX's hook of madvise() is called by a thread at its very end, when

@@ -104,7 +104,7 @@ int suite_begin(const char *engine)
     const char *base = engine;
 
     suite.engine = engine;
-    suite.slow = BUILT_WITH_ASAN || BUILT_WITH_TSAN;
+    suite.slow = BUILT_WITH_ASAN || BUILT_WITH_TSAN || BUILT_FOR_VALGRIND;
     suite.tsan = BUILT_WITH_TSAN;
     if (strncmp(engine, "fault:", 6) == 0) {
         suite.fault = true;

@@ -266,6 +266,7 @@ enum act {
 
 struct op {
     uint32_t verb;
+    uint32_t unused; /* what is sent has no padding */
     uint64_t arg[ARGUMENTS];
 };
 

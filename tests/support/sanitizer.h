@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which sanitizer this was built with, for tests that count memory (ASan keeps
- * what was freed) or do less where everything is slow.
+ * Which sanitizer this was built with, or whether it was built to run under
+ * valgrind, for tests that count memory (ASan keeps what was freed) or do less
+ * where everything is slow.
  */
 #ifndef KVT_TEST_SANITIZER_H
 #define KVT_TEST_SANITIZER_H
@@ -22,6 +23,12 @@
 #define BUILT_WITH_ASAN true
 #else
 #define BUILT_WITH_ASAN false
+#endif
+
+#ifdef KVT_VALGRIND
+#define BUILT_FOR_VALGRIND true
+#else
+#define BUILT_FOR_VALGRIND false
 #endif
 
 #endif /* KVT_TEST_SANITIZER_H */

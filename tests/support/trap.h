@@ -9,7 +9,8 @@
 #include <stddef.h>
 
 /* Anonymous private memory, whole pages. A descriptor to be closed, or -1 where
- * userfaultfd is not allowed. */
+ * userfaultfd is not allowed, and under valgrind, which runs one thread at a time
+ * and would wait with the one that touched it. */
 int trap_pages(void *addr, size_t length);
 
 #endif /* KVT_TEST_TRAP_H */

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "nixl_wheel.h"
+#include "sanitizer.h"
 
 /* B40 */
 static void every_place_is_named_when_there_is_none(void **state)
@@ -179,9 +180,11 @@ static void the_python_that_runs_is_looked_at(void **state)
     set_under_root("PATH", "venv/bin");
     found = ask_child(NULL, venv, "python");
     assert_string_equal(found.version, "1.5.1");
-    /* Some programs give themselves another name. */
-    found = ask_child(NULL, venv, "engine core");
-    assert_string_equal(found.version, "1.4.0");
+    /* Some programs give themselves another name. Under valgrind none can. */
+    if (!BUILT_FOR_VALGRIND) {
+        found = ask_child(NULL, venv, "engine core");
+        assert_string_equal(found.version, "1.4.0");
+    }
 }
 
 static void a_wrapper_of_python_is_passed_over(void **state)

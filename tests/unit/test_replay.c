@@ -340,13 +340,18 @@ static void streams_survive_the_link_wherever_they_are_cut(void **state)
             assert_true(link_turn(&near, error));
             assert_true(link_fill(&far, error));
             while (proto_next(&far.proto, &message) == 1) {
-                uint64_t holder = proto_take(&message);
+                const unsigned char *bytes;
+                uint64_t holder;
                 size_t length;
-                const unsigned char *bytes = proto_take_bytes(&message,
-                                                              &length);
-                size_t cut = round + 1 < length ? round + 1 : length;
+                size_t cut;
 
+                if (message.type == LINK_PING) {
+                    continue; /* on a machine that is slow */
+                }
                 assert_int_equal(message.type, LINK_BYTES);
+                holder = proto_take(&message);
+                bytes = proto_take_bytes(&message, &length);
+                cut = round + 1 < length ? round + 1 : length;
                 assert_true(holder < 2 && length > 0);
                 proto_append(&to[holder].in, bytes, cut);
                 found[holder] += check_numbers(&to[holder],
