@@ -165,7 +165,7 @@ static void add_heartbeat(void *ctx, struct kvti_heartbeat *heartbeat)
     kvti_list_append(&t->heartbeats, &heartbeat->node);
 }
 
-/* Counted until the next turn: the control thread may be awake now, past the
+/* Kept until the next turn: the control thread may be awake now, past the
  * engine's timers, or be the one that calls. */
 static void wake(void *ctx)
 {
@@ -375,6 +375,7 @@ static uint64_t turn(struct kvt_transport *t)
     uint64_t next;
 
     atomic_store(&t->news, false);
+    kvti_ctl_roam(t);
     take_calls(t);
     kvti_ctl_intake(t);
     kvti_ctl_attend(t);

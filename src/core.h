@@ -239,14 +239,14 @@ struct kvt_transport {
     char agent_name[KVT_NAME_MAX + 1];
     /* Not [const], but here: whoever waits for one of these shares no cache line
      * with those who work. */
-    atomic_bool sleeping;         /* the control thread may need waking */
-    atomic_bool news;             /* for the control thread's next turn */
-    atomic_bool calls_due;        /* written under mu: `calls` has one, or
+    atomic_bool sleeping;      /* the control thread may need waking */
+    atomic_bool news;          /* for the control thread's next turn */
+    atomic_bool calls_due;     /* written under mu: `calls` has one, or
                                    * notes_wanted is set */
-    atomic_bool attention_due;    /* likewise: `attention` has one */
-    atomic_int caller_cpu;        /* of the last submission; -1: none */
-    atomic_int leader;            /* the control thread's number */
-    _Atomic uint64_t kept_off_ns; /* until when; 0: it runs where it may */
+    atomic_bool attention_due; /* likewise: `attention` has one */
+    atomic_int caller_cpu;     /* of the last submission; -1: none */
+    atomic_int leader;         /* the control thread's number */
+    atomic_bool is_kept_off;   /* written under mu: see kvti_ctl_roam() */
     uint8_t incarnation[KVTI_INCARNATION_BYTES];
     char engine_name[32];
     struct kvti_logger logger;
@@ -303,7 +303,8 @@ struct kvt_transport {
     atomic_bool fd_asked; /* written under mu */
     bool fd_signalled;
     bool wake_due;     /* kvti_wake() when mu is given back */
-    pid_t kept_off;    /* the thread that is kept off a processor... */
+    pid_t kept_off;    /* the thread that is kept off... */
+    int kept_off_cpu;  /* ...this processor... */
     cpu_set_t allowed; /* ...and where it may run else */
     struct kvt_stats stats;
     uint64_t tag_done[KVT_TAG_MAX + 1];
@@ -466,6 +467,9 @@ void kvti_ctl_linger(struct kvt_transport *t);
 bool kvti_ctl_step_aside(struct kvt_transport *t);
 /* For a caller that is about to wake the control thread and goes on. */
 void kvti_keep_off_locked(struct kvt_transport *t);
+/* The opposite, when it has woken up elsewhere; before it makes any thread, which
+ * would have its processors. */
+void kvti_ctl_roam(struct kvt_transport *t);
 /* Until news, a ready descriptor, or `until_ns`. */
 void kvti_ctl_rest(struct kvt_transport *t, uint64_t until_ns);
 

@@ -80,12 +80,17 @@ bool kvti_cpu_keep_off(pid_t thread, int cpu, const cpu_set_t *allowed)
            sched_setaffinity(thread, sizeof rest, &rest) == 0;
 }
 
-void kvti_cpu_roam(pid_t thread, const cpu_set_t *allowed)
+void kvti_cpu_roam(pid_t thread, int cpu, const cpu_set_t *allowed)
 {
     cpu_set_t all = *allowed;
+    cpu_set_t rest = *allowed;
+    cpu_set_t now;
 
-    widen(&all);
-    (void)sched_setaffinity(thread, sizeof all, &all);
+    CPU_CLR((size_t)cpu, &rest);
+    if (kvti_cpu_allowed(thread, &now) && CPU_EQUAL(&now, &rest)) {
+        widen(&all);
+        (void)sched_setaffinity(thread, sizeof all, &all);
+    }
 }
 
 void kvti_cpu_prompt(void)

@@ -31,11 +31,12 @@ bool kvti_cpu_leave(const cpu_set_t *busy);
 /*
  * Has a thread that sleeps wake up on another processor than `cpu`; false if it
  * may use no other. `allowed` is what it may use; kvti_cpu_roam() gives that
- * back to it, with the same exception as above.
+ * back to it, with the same exception as above, unless somebody else has changed
+ * it since.
  */
 bool kvti_cpu_allowed(pid_t thread, cpu_set_t *ret_allowed);
 bool kvti_cpu_keep_off(pid_t thread, int cpu, const cpu_set_t *allowed);
-void kvti_cpu_roam(pid_t thread, const cpu_set_t *allowed);
+void kvti_cpu_roam(pid_t thread, int cpu, const cpu_set_t *allowed);
 
 /*
  * Asks the scheduler to run the calling thread soon after it is woken, for a

@@ -26,8 +26,6 @@
 #define LOOKS 64
 /* No more than one move in this time: the kernel may know better. */
 #define MOVE_NS UINT64_C(1000000)
-/* How long it stays off the processor of a caller that woke it and went on. */
-#define KEEP_OFF_NS UINT64_C(1000000)
 
 static bool has_news(const struct kvt_transport *t)
 {
@@ -63,32 +61,40 @@ bool kvti_ctl_step_aside(struct kvt_transport *t)
 
 /*
  * The kernel often wakes us on the processor of the caller, and at once: what
- * we do then, and the engine's threads that we wake, would be part of its call.
- * To step aside comes too late for that, and costs it the move. So the caller
- * itself says where we may not run, before it wakes us.
+ * we do then would be part of its call. To step aside comes too late for that,
+ * and costs it the move. So the caller itself says where we may not run, before
+ * it wakes us. Under mu, which we take before we could step aside.
  */
 void kvti_keep_off_locked(struct kvt_transport *t)
 {
     pid_t leader = atomic_load(&t->leader);
-    bool fresh = atomic_load(&t->kept_off_ns) == 0;
+    int cpu = kvti_cpu_now();
 
-    if (!atomic_load(&t->sleeping) || leader == 0 ||
-        (fresh ? !kvti_cpu_allowed(leader, &t->allowed)
-               : leader != t->kept_off)) {
-        return;
-    }
-    if (kvti_cpu_keep_off(leader, kvti_cpu_now(), &t->allowed)) {
+    if (atomic_load(&t->sleeping) && !atomic_load(&t->is_kept_off) &&
+        leader != 0 && kvti_cpu_allowed(leader, &t->allowed) &&
+        kvti_cpu_keep_off(leader, cpu, &t->allowed)) {
         t->kept_off = leader;
-        atomic_store(&t->kept_off_ns, kvti_now_ns() + KEEP_OFF_NS);
+        t->kept_off_cpu = cpu;
+        atomic_store(&t->is_kept_off, true);
     }
 }
 
-static void roam(struct kvt_transport *t)
+void kvti_ctl_roam(struct kvt_transport *t)
 {
+    cpu_set_t allowed;
+    pid_t thread;
+    int cpu;
+
+    if (!atomic_load(&t->is_kept_off)) {
+        return;
+    }
     kvti_lock(t);
-    kvti_cpu_roam(t->kept_off, &t->allowed);
-    atomic_store(&t->kept_off_ns, 0);
+    thread = t->kept_off;
+    cpu = t->kept_off_cpu;
+    allowed = t->allowed;
+    atomic_store(&t->is_kept_off, false);
     kvti_unlock(t);
+    kvti_cpu_roam(thread, cpu, &allowed);
 }
 
 /* True as soon as there is news. */
@@ -138,19 +144,11 @@ static int timeout_ms(uint64_t until_ns)
 void kvti_ctl_rest(struct kvt_transport *t, uint64_t until_ns)
 {
     struct epoll_event batch[EPOLL_BATCH];
-    uint64_t kept_off_ns = atomic_load(&t->kept_off_ns);
     int timeout = 0;
     int count;
 
     if (linger(t) && kvti_now_ns() < t->look_ns) {
         return;
-    }
-    if (kept_off_ns != 0) {
-        if (kvti_now_ns() >= kept_off_ns) {
-            roam(t);
-        } else if (kept_off_ns < until_ns) {
-            until_ns = kept_off_ns;
-        }
     }
     /* Against kvti_wake(), which tells first and then looks at `sleeping`. */
     atomic_store(&t->sleeping, true);

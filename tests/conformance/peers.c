@@ -162,6 +162,39 @@ static void an_async_add_leaves_every_thread_free(void **state)
     end(&f);
 }
 
+/* The first add and the first long write of a transport start threads. */
+static void threads_that_an_async_add_starts_are_free(void **state)
+{
+    const struct pool_shape shape = {.block_bytes = 65536, .count = 64};
+    struct node_plan plan = suite_plan(&shape);
+    struct kvt_peer_params params = {.size = sizeof params, .name = "b"};
+    struct kvt_copy copy = {.length = 64 * 65536};
+    struct kvt_result result;
+    struct node a;
+    struct node b;
+    void *metadata;
+    kvt_peer peer = 0;
+    kvt_xfer id = 0;
+
+    (void)state;
+    node_open(&a, &plan);
+    node_open(&b, &plan);
+    metadata = node_metadata(&b, &params.metadata_length);
+    params.metadata = metadata;
+    copy.local_addr = pool_region(&a.pool).addr;
+    copy.peer_addr = pool_region(&b.pool).addr;
+    assert_soon(are_all_free());
+    assert_kvt_ok(kvt_peer_add_async(a.t, &params, &peer, &id, ERR));
+    wait_results(a.t, peer, &result, 1);
+    assert_kvt_ok(kvt_write(a.t, peer, &copy, 1, NULL, &id, ERR));
+    wait_results(a.t, peer, &result, 1);
+    assert_int_equal(result.state, KVT_DONE);
+    assert_soon(are_all_free());
+    free(metadata);
+    node_close(&a);
+    node_close(&b);
+}
+
 /* B15 */
 static void an_unfinished_add_takes_no_work_and_no_cancel(void **state)
 {
@@ -529,6 +562,7 @@ static const struct CMUnitTest cases[] = {
     cmocka_unit_test(an_added_peer_is_loaded_and_found),
     cmocka_unit_test(an_async_add_reports_through_poll),
     cmocka_unit_test(an_async_add_leaves_every_thread_free),
+    cmocka_unit_test(threads_that_an_async_add_starts_are_free),
     cmocka_unit_test(an_unfinished_add_takes_no_work_and_no_cancel),
     cmocka_unit_test(a_failed_add_leaves_no_peer),
     cmocka_unit_test(a_timed_out_add_goes_on),
