@@ -24,10 +24,8 @@
 /* No longer than the scheduler may keep a thread off between two of its own
  * system calls. */
 #define FRESH_NS UINT64_C(20000)
-/* Of a target that shows that it lives. A pid is not used again in this time:
- * where the kernel could not mark the death (it may take the memory of a process
- * that it kills for want of memory, and the list of its futexes with it), the
- * copy fails. */
+/* The same of a target that shows that it lives: where the kernel could not mark
+ * a death (local_life.c), its pid is not another's so soon. */
 #define LIVING_NS UINT64_C(1000000)
 
 void kvti_local_verdict(struct kvti_outcome *ret, uint32_t state, int code,
@@ -172,8 +170,7 @@ static int look(struct kvti_local_target *target, struct kvt_error *err)
 /* Two good looks at who the target is prove all that lies between them, since
  * an address space that is gone does not come back. The one before a copy only
  * keeps us out of a process that has just taken over the pid: one that was good
- * a moment ago, of the chunk before, is as good as a new one that the copy
- * follows a moment later. */
+ * a moment ago is as good as a new one that the copy follows a moment later. */
 static int look_before(struct kvti_local_target *target, struct kvt_error *err)
 {
     uint64_t age_ns = kvti_now_ns() - atomic_load(&target->seen_ns);
@@ -189,7 +186,11 @@ static int look_before(struct kvti_local_target *target, struct kvt_error *err)
  * so what still lives had its own when we wrote. */
 static int look_after(struct kvti_local_target *target, struct kvt_error *err)
 {
-    return kvti_life_shown(target->gate) ? KVT_OK : look(target, err);
+    uint64_t age_ns = kvti_now_ns() - atomic_load(&target->seen_ns);
+
+    return age_ns < LIVING_NS && kvti_life_shown(target->gate)
+               ? KVT_OK
+               : look(target, err);
 }
 
 void kvti_local_run(struct kvti_local_conn *conn,
@@ -212,7 +213,8 @@ void kvti_local_run(struct kvti_local_conn *conn,
         kvti_local_move(conn, chunk, ret);
         /* Whose memory was it? A peer that went away in between explains a
          * fault better than the address does. */
-        if (look_after(target, &err) != KVT_OK) {
+        if ((ret->state == KVT_DONE ? look_after : look)(target, &err) !=
+            KVT_OK) {
             refuse(ret, &err);
         }
     }

@@ -15,18 +15,32 @@
  * place again at the end; in between robust mutexes that this thread takes are
  * not given up for it.
  *
- * One death goes unmarked: the kernel may take the memory of a process that it
- * kills for want of memory, with the list in it. A writer asks it as well, then,
- * but not for each chunk (local_copy.c).
+ * A death can go unmarked where the kernel cannot read the list or write the word
+ * any more, as when it took the memory of a process that it kills for want of
+ * memory. So a writer asks as well, but not for each chunk (local_copy.c).
  */
 #include "local.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
 
+static bool get_list(struct robust_list_head **ret, size_t *ret_length)
+{
+    return syscall(SYS_get_robust_list, 0, ret, ret_length) == 0;
+}
+
 static bool set_list(const struct robust_list_head *head, size_t length)
 {
     return syscall(SYS_set_robust_list, head, length) == 0;
+}
+
+/* A filter may only say that it was done. */
+static bool is_list(const struct robust_list_head *head)
+{
+    struct robust_list_head *now = NULL;
+    size_t length = 0;
+
+    return get_list(&now, &length) && now == head;
 }
 
 void kvti_life_begin(struct kvti_life *life, struct kvti_gate_page *page)
@@ -35,17 +49,19 @@ void kvti_life_begin(struct kvti_life *life, struct kvti_gate_page *page)
     size_t length = 0;
 
     life->before = NULL;
-    if (syscall(SYS_get_robust_list, 0, &before, &length) != 0 ||
-        before == NULL) {
+    if (!get_list(&before, &length) || before == NULL) {
         return;
     }
     life->node.next = &life->head.list;
     life->head = (struct robust_list_head){
         .list.next = &life->node,
         .futex_offset = (long)((intptr_t)&page->life - (intptr_t)&life->node)};
-    if (set_list(&life->head, sizeof(life->head))) {
-        life->before = before;
-        life->before_length = length;
+    if (!set_list(&life->head, sizeof(life->head))) {
+        return;
+    }
+    life->before = before;
+    life->before_length = length;
+    if (is_list(&life->head)) {
         atomic_store(&page->life, (uint32_t)gettid());
     }
 }

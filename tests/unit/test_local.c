@@ -6,7 +6,7 @@
  *
  * Proved: bytes go where they should and nowhere else, in every way they can
  * be moved; a peer that is another process, another incarnation, dead or
- * closed is found out before and after each chunk; memory that is taken back,
+ * closed is found out around each chunk; memory that is taken back,
  * unmapped, cut short or read-only gives an error that names the place, and
  * never a signal; the gate waits for a writer and for nobody else;
  * notifications keep their order and none is lost, however late the reader;
