@@ -55,7 +55,8 @@ int kvti_peer_refuse(const struct kvti_peer *peer, const char *what,
     const char *why = peer->state == KVT_PEER_ADDING ? "it is still being added"
                                                      : peer->text;
     const char *hint = peer->state == KVT_PEER_DISCONNECTED
-                           ? "; add it again with its new metadata"
+                           ? "; reload it, or add it again if its "
+                             "process is a new one"
                            : "";
 
     return kvti_fail(err, KVT_EDISCONNECTED,

@@ -358,10 +358,10 @@ static void what_a_broken_link_refuses_says_what_to_do(void **state)
     assert_kvt_fails_with(
         kvt_write_blocks(pair.a.t, pair.peer, pair.a.layout, &indices,
                          pair.remote, &indices, NULL, &id, ERR),
-        KVT_EDISCONNECTED, "add it again with its new metadata");
+        KVT_EDISCONNECTED, "add it again if its process is a new one");
     assert_kvt_fails_with(kvt_notify(pair.a.t, pair.peer, "x", 1, ERR),
                           KVT_EDISCONNECTED,
-                          "add it again with its new metadata");
+                          "add it again if its process is a new one");
     pair_close(&pair);
 }
 
