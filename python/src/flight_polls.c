@@ -18,7 +18,7 @@
 #include <stddef.h>
 
 /* Polls that do not look at the clock, after one for which it has not ticked. */
-#define POLLS_UNASKED 16
+#define POLLS_UNASKED 4
 
 enum look { LOOK_FAILED = -1, LOOK_NOTHING, LOOK_ENDED, LOOK_CLOSER };
 
@@ -97,8 +97,9 @@ static int enlist_rest(struct peer *peer)
 
 /* Whether the peer is to be looked at, since it takes no writes. The library
  * takes its lock to answer, which a caller that does nothing but poll would
- * keep from the control thread: so once a tick of the clock, some ms. Who polls
- * more often than it ticks need not read it each time either. */
+ * keep from the control thread: so once a tick of the clock, some ms. A caller
+ * that has just polled twice within one is let off the clock for a few polls,
+ * however late they come. */
 static bool is_down(struct peer *peer, kvt_transport *t)
 {
     struct timespec now;
@@ -364,7 +365,7 @@ static PyObject *poll_closer(PyObject *self, PyObject *name)
     PyObject *peers;
 
     Py_INCREF((PyObject *)flights);
-    peers = PyObject_CallMethod(self, "_look_closer", "O",
+    peers = PyObject_CallMethod(self, "_look_closer", "(O)",
                                 name == NULL ? Py_None : name);
     if (peers != NULL && PyList_Check(peers)) {
         answer = report_all(flights, peers);

@@ -10,8 +10,9 @@
  * What goes as it should ends here; a peer whose transfers or link do not is
  * left to kvt/vllm/_flights.py.
  *
- * All under the GIL, and no call here releases it: so a transfer and its entry
- * come and go in one step, and no lock is needed. A write of a million indices
+ * All under the GIL, which a write keeps, and a poll between what it takes from
+ * the library and where it puts that: so a transfer and its entry come and go in
+ * one step, and no lock is needed. A write of a million indices
  * keeps other threads waiting for some milliseconds, which is what the
  * interpreter gives a thread at a time anyway.
  */

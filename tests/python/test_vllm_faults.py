@@ -243,6 +243,22 @@ def test_a_disconnected_peer_gets_none_until_it_is_added_again(
     assert b.pool.wrong() == []
 
 
+def test_polls_alone_see_a_disconnect(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = sides.two()
+    number = held(a, b, "disconnect=1,hold=1")
+    monkeypatch.setattr(_flights, "GRACE", 0)
+    found: list[int] = []
+
+    def reported() -> bool:
+        found.extend(a.transport.poll("b").failed)
+        return found == [number]
+
+    until("it is reported", reported)
+    a.fault("")
+
+
 def test_an_unproven_disconnect_is_reported_after_the_grace(
     sides: Sides, monkeypatch: pytest.MonkeyPatch
 ) -> None:

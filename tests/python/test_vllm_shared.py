@@ -116,12 +116,17 @@ def test_a_transport_leaves_no_descriptor(
 ) -> None:
     choose("local", monkeypatch)
     memory = mmap.mmap(file, 4 * PAGE)
+    gc.collect()
     before = descriptors()
     transport = NixlTransport("a", memoryview(memory).cast("B", (4, PAGE)))
     assert transport._file is not None
     if closed:
         transport.close()
-    del transport
+        del transport
+    else:
+        with pytest.warns(ResourceWarning, match="unclosed"):
+            del transport
+            gc.collect()
     gc.collect()
     assert descriptors() == before
 

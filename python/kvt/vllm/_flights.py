@@ -9,7 +9,8 @@ exception, and goes on in the next poll: a flight that failed is owed from the
 call that takes it out of the table, and a Result is dropped last.
 
 A transfer is a flight from write_blocks() until it is reported, cancelled or
-dropped. A lost one stays: its blocks must not be reused, so cancel(mode="wait")
+dropped. What a poll found that then failed is reported by the next one,
+cancelled meanwhile or not. A lost one stays: its blocks must not be reused, so cancel(mode="wait")
 has to name it. A peer that is registered again while transfers of it are under
 way stays in `replaced` until they are reported.
 """
@@ -106,6 +107,9 @@ class Flights(_kvt._Flights):
     def collect(self, name: str | None, current: dict[str, Peer]) -> list[Peer]:
         """Finds what ended: the peer of a name, those it took the place of, or
         all."""
+        for replaced in [*self.replaced.values()]:
+            for peer in replaced[:]:
+                self._sweep(peer)
         if name is None:
             peers = [*current.values()]
             for replaced in self.replaced.values():
@@ -156,7 +160,7 @@ class Flights(_kvt._Flights):
         peer.lost.discard(number)
 
     def _sweep(self, peer: Peer) -> None:
-        """Lets go of a replaced peer in the poll after the one that reported
+        """Lets go of a replaced peer in any poll after the one that reported
         the last of its transfers."""
         peer.watched = bool(peer.replaced or peer.lost or peer.down is not None)
         if not peer.replaced or peer.count:

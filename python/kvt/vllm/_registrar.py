@@ -5,7 +5,8 @@ It is one for all transports of a process, started by the first registration,
 and waits for all of them at once: a peer that does not answer keeps no other
 waiting. A thread for each would be simpler, but starting one takes longer than
 the rest of the call. Callbacks of the futures run in it: one that blocks holds
-up the others.
+up the others, and a thread or process that one starts is scheduled as this
+thread is (SCHED_BATCH).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _give_way() -> None:
     """Has this thread wait until a processor is free. Who wakes it, in
     add_remote_peer_async(), would else be kept from its own until we are done
     with ours: a hundred microseconds in the midst of a call."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
@@ -71,20 +72,26 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 def _start() -> None:
     global _bell, _loop
     with _starting:
-        if _loop is None:
+        if _loop is not None:
+            return
+        with contextlib.ExitStack() as undo:
             loop = asyncio.new_event_loop()
+            undo.callback(loop.close)
             bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            undo.callback(os.close, bell)
             loop.add_reader(bell, _begin, bell)
             # It must not keep the process from ending.
             threading.Thread(
                 target=_serve, args=(loop,), name="kvt-vllm-add", daemon=True
             ).start()
             _loop, _bell = loop, bell
+            undo.pop_all()
 
 
 def run(work: Work) -> None:
     """Runs a coroutine in the thread, where no other may be kept waiting.
-    RuntimeError if the thread cannot be started."""
+    RuntimeError if the thread cannot be started, OSError if there is no
+    descriptor for it."""
     if _loop is None:
         _start()
     _todo.append(work)

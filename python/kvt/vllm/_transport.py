@@ -6,8 +6,8 @@ names, transfers by small numbers, results by two lists.
 
 - `_lock` guards the fields from `_layout` on, and each call on the transport
   is made under it, but for those that wait: metadata(), wait() and close(). A
-  write that is accepted and a poll in which nothing goes wrong do without it:
-  they are single calls of the extension, see _flights.py. All of poll() is
+  write that is accepted does without it, and so does a poll of one peer in which
+  nothing goes wrong: they are single calls of the extension, see _flights.py. All of poll() is
   there, but for _look_closer().
 - A peer is in `_peers` from the moment that it can be written to until it is
   removed or registered again.
@@ -25,6 +25,7 @@ import logging
 import operator
 import os
 import threading
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -44,6 +45,8 @@ _LAYOUT = "blocks"
 # everything else.
 ADD_TIMEOUT = 60.0
 CLOSE_TIMEOUT = 5.0
+# For one that is dropped without close(): the last reference may go anywhere.
+DROP_TIMEOUT = 2.0
 
 
 class _Superseded(RuntimeError):
@@ -169,7 +172,8 @@ class NixlTransport(_kvt._Polled, DataTransport):
 
     @property
     def transport(self) -> kvt.Transport | None:
-        """kvt's own transport, for stats() and metrics(); None if closed."""
+        """kvt's own transport, for stats() and metrics(); None if closed. It
+        is closed with this object."""
         return self._transport
 
     def get_agent_metadata(self) -> bytes:
@@ -232,7 +236,7 @@ class NixlTransport(_kvt._Polled, DataTransport):
             return failed
         try:
             _registrar.run(lambda: self._complete(registration))
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             self.remove_remote_peer(peer_id)
             self._settle(registration, error)
         return registration.future
@@ -505,16 +509,24 @@ class NixlTransport(_kvt._Polled, DataTransport):
         try:
             concurrent.futures.wait(pending, timeout=CLOSE_TIMEOUT)
         finally:
-            self._end()
+            self._end(CLOSE_TIMEOUT)
 
     def __del__(self) -> None:
         """For who drops it without close(): peers on this host may open the
         file until the transport is closed."""
         if self._file is not None:
-            with contextlib.suppress(kvt.Error):
-                self._end()
+            try:
+                with contextlib.suppress(kvt.Error):
+                    self._end(DROP_TIMEOUT)
+            finally:
+                warnings.warn(
+                    f"unclosed NixlTransport {self._agent_name}",
+                    ResourceWarning,
+                    source=self,
+                    stacklevel=2,
+                )
 
-    def _end(self) -> None:
+    def _end(self, timeout: float) -> None:
         with self._lock:
             transport, self._transport = self._transport, None
             if self._flights is not None:
@@ -525,7 +537,7 @@ class NixlTransport(_kvt._Polled, DataTransport):
         if transport is None:
             return
         try:
-            transport.close(timeout=CLOSE_TIMEOUT)
+            transport.close(timeout=timeout)
         except kvt.Busy as error:
             logger.warning(
                 "NixlTransport %s: release_xfer_handle failed: %s",
