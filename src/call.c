@@ -30,8 +30,8 @@ int kvti_guard(const struct kvt_transport *t, struct kvt_error *err)
     return KVT_OK;
 }
 
-/* Looks at a mutex that is taken, before its own few looks and a sleep: some
- * microseconds, which no holder needs. To sleep and be woken takes longer. */
+/* Looks at a mutex that is taken, before its own few looks and a sleep: some 5 to
+ * 20 us, more than holders need. To sleep and be woken takes longer. */
 #define LOCK_TRIES 50
 #define LOCK_PAUSES 8
 

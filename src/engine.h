@@ -201,7 +201,9 @@ struct kvti_env {
     void (*unwatch)(void *ctx, struct kvti_watch *watch);
     /* Inside open only. */
     void (*heartbeat)(void *ctx, struct kvti_heartbeat *heartbeat);
-    /* Makes the control thread take a turn (and so call ops->turn). */
+    /* Makes the control thread take a turn (and so call ops->turn). What it is to
+     * find must have been put under a lock that it takes, or be sequentially
+     * consistent: this call may be no more than a read. */
     void (*wake)(void *ctx);
     /* Control thread only: post() kept a light chunk, ops->work is to be
      * called before the control thread rests. */
