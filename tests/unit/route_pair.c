@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "route_pair.h"
+#include "vm_calls.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -8,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/uio.h>
 
 struct stand_in fake;
 
@@ -246,28 +246,12 @@ static bool is_forbidden(void)
     return true;
 }
 
-#define VM_ARGUMENTS                                                           \
-    pid_t pid, const struct iovec *local, unsigned long local_count,           \
-        const struct iovec *remote, unsigned long remote_count,                \
-        unsigned long flags
-
-ssize_t __real_process_vm_readv(VM_ARGUMENTS);
-ssize_t __wrap_process_vm_readv(VM_ARGUMENTS);
-ssize_t __real_process_vm_writev(VM_ARGUMENTS);
-ssize_t __wrap_process_vm_writev(VM_ARGUMENTS);
-
 ssize_t __wrap_process_vm_readv(VM_ARGUMENTS)
 {
-    return is_forbidden()
-               ? -1
-               : __real_process_vm_readv(pid, local, local_count, remote,
-                                         remote_count, flags);
+    return is_forbidden() ? -1 : __real_process_vm_readv(VM_SAME);
 }
 
 ssize_t __wrap_process_vm_writev(VM_ARGUMENTS)
 {
-    return is_forbidden()
-               ? -1
-               : __real_process_vm_writev(pid, local, local_count, remote,
-                                          remote_count, flags);
+    return is_forbidden() ? -1 : __real_process_vm_writev(VM_SAME);
 }

@@ -16,40 +16,28 @@
 
 #include <linux/futex.h>
 #include <signal.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "engines/local.h"
 #include "kvt_assert.h"
 #include "local_agent.h"
+#include "vm_calls.h"
 
 /* ------------------------------------------------- the kernel, written down */
 
 static bool has_written;
 static unsigned reads_after_a_write;
 
-#define VM_ARGUMENTS                                                           \
-    pid_t pid, const struct iovec *local, unsigned long local_count,           \
-        const struct iovec *remote, unsigned long remote_count,                \
-        unsigned long flags
-
-ssize_t __real_process_vm_readv(VM_ARGUMENTS);
-ssize_t __wrap_process_vm_readv(VM_ARGUMENTS);
-ssize_t __real_process_vm_writev(VM_ARGUMENTS);
-ssize_t __wrap_process_vm_writev(VM_ARGUMENTS);
-
 ssize_t __wrap_process_vm_readv(VM_ARGUMENTS)
 {
     reads_after_a_write += has_written;
-    return __real_process_vm_readv(pid, local, local_count, remote,
-                                   remote_count, flags);
+    return __real_process_vm_readv(VM_SAME);
 }
 
 ssize_t __wrap_process_vm_writev(VM_ARGUMENTS)
 {
     has_written = true;
-    return __real_process_vm_writev(pid, local, local_count, remote,
-                                    remote_count, flags);
+    return __real_process_vm_writev(VM_SAME);
 }
 
 /* ------------------------------------------------------------------- scenes */

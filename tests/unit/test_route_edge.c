@@ -20,11 +20,11 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "kvt_assert.h"
 #include "nixl_pair.h"
+#include "vm_calls.h"
 
 /* -------------------------------------------------- memory and the kernel */
 
@@ -48,20 +48,11 @@ void *__wrap_calloc(size_t count, size_t size)
 static atomic_bool held;
 static atomic_int holding;
 
-#define VM_ARGUMENTS                                                           \
-    pid_t pid, const struct iovec *local, unsigned long local_count,           \
-        const struct iovec *remote, unsigned long remote_count,                \
-        unsigned long flags
-
-ssize_t __real_process_vm_writev(VM_ARGUMENTS);
-ssize_t __wrap_process_vm_writev(VM_ARGUMENTS);
-
 /* A copy that does not come back, and then is forbidden. */
 ssize_t __wrap_process_vm_writev(VM_ARGUMENTS)
 {
     if (!atomic_load(&held)) {
-        return __real_process_vm_writev(pid, local, local_count, remote,
-                                        remote_count, flags);
+        return __real_process_vm_writev(VM_SAME);
     }
     atomic_fetch_add(&holding, 1);
     while (atomic_load(&held)) {
