@@ -242,7 +242,7 @@ struct kvt_transport {
     atomic_bool sleeping;      /* the control thread may need waking */
     atomic_bool news;          /* for the control thread's next turn */
     atomic_bool calls_due;     /* written under mu: `calls` has one, or
-                                   * notes_wanted is set */
+                                * notes_wanted is set */
     atomic_bool attention_due; /* likewise: `attention` has one */
     atomic_int caller_cpu;     /* of the last submission; -1: none */
     atomic_int leader;         /* the control thread's number */

@@ -119,6 +119,14 @@ void kvti_ctl_notify(struct kvt_transport *t, struct kvti_call *call)
 
 /* --------------------------------------------------------------- receiving */
 
+/* The engine is told that there is room, in the next turn. */
+static void want_notes_locked(struct kvt_transport *t)
+{
+    t->notes_wanted = true;
+    atomic_store(&t->calls_due, true);
+    t->wake_due = true;
+}
+
 bool kvti_note_received(void *ctx, const char *agent_name, const void *bytes,
                         size_t length)
 {
@@ -131,9 +139,7 @@ bool kvti_note_received(void *ctx, const char *agent_name, const void *bytes,
          * awake until there is memory. To wait for kvt_notification() would
          * be for ever if nothing else is queued. */
         kvti_lock(t);
-        t->notes_wanted = true;
-        atomic_store(&t->calls_due, true);
-        t->wake_due = true;
+        want_notes_locked(t);
         kvti_unlock(t);
         return false;
     }
@@ -195,9 +201,7 @@ int kvt_notification(kvt_transport *t, struct kvt_notification *ret,
     t->note_count--;
     if (t->notes_full && t->note_count <= t->options.notify_max / 2) {
         t->notes_full = false;
-        t->notes_wanted = true;
-        atomic_store(&t->calls_due, true);
-        t->wake_due = true;
+        want_notes_locked(t);
     }
     kvti_unsignal_locked(t);
     ret->peer = sender_locked(t, note->agent_name);

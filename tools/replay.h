@@ -184,6 +184,9 @@ void replay_fail(struct replay *replay, const char *format, ...)
 int replay_signals(int *ret_fd);
 int replay_geometry(const struct replay_options *options, struct geometry *ret);
 
+/* replay_args.c: "nixl", "nixl:…" and "fault:nixl…" are for NIXL alone. */
+bool replay_is_nixl(const char *engine);
+
 /* replay_process.c */
 /* Starts a node and gives the other end of its socket; 0 or an errno. */
 int process_start(struct proto *control, pid_t *ret);

@@ -359,8 +359,7 @@ static error_t check_sides(const struct parse *parse)
     return 0;
 }
 
-/* "nixl", "nixl:…" and "fault:nixl…" are for NIXL alone. */
-static bool is_nixl(const char *engine)
+bool replay_is_nixl(const char *engine)
 {
     static const char fault[] = "fault:";
     size_t length;
@@ -381,7 +380,8 @@ static void choose_engine(struct replay_options *options)
         options->engine = two_hosts ? "auto" : "local";
     }
     /* kvt reads the variable too; here it is for what the table says. */
-    options->no_same_host = options->no_same_host || is_nixl(options->engine) ||
+    options->no_same_host = options->no_same_host ||
+                            replay_is_nixl(options->engine) ||
                             (same_host != NULL && strcmp(same_host, "0") == 0);
 }
 

@@ -431,17 +431,13 @@ static int serve_all(struct serve *serve)
  * why they cannot. Only NIXL may be missing, and to ask loads it. */
 static int check_engine(const char *spec)
 {
-    const char *name = strncmp(spec, "fault:", 6) == 0 ? spec + 6 : spec;
-    size_t length = strcspn(name, ":?");
     struct kvt_engine_info info;
 
-    if (length != 4 || memcmp(name, "nixl", length) != 0) {
+    if (!replay_is_nixl(spec)) {
         return CLI_OK;
     }
-
     for (uint32_t i = 0; kvt_engine_info(i, &info) == KVT_OK; i++) {
-        if (strlen(info.name) == length &&
-            memcmp(info.name, name, length) == 0 && info.code != KVT_OK) {
+        if (strcmp(info.name, "nixl") == 0 && info.code != KVT_OK) {
             cli_error("replay: the engine \"%s\" does not start: %s", spec,
                       info.text);
             return CLI_FAILED;
